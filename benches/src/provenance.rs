@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use kiln_cli::card::{Card, card_index};
+use kiln_cli::gpu::{Gpu, gpu_index};
 use kiln_cli::host::{self, Revision};
 
 use crate::locked::locked;
@@ -31,7 +31,8 @@ pub(crate) struct Provenance {
     /// The device's name on the command line.
     pub(crate) device: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) card: Option<Card>,
+    #[serde(rename = "card")]
+    pub(crate) gpu: Option<Gpu>,
     /// The sizes of the GPU list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sizes: Option<Size>,
@@ -59,7 +60,7 @@ impl Provenance {
             cores: host::processors(),
             system: system(),
             device: device.to_owned(),
-            card: card_index(device).and_then(Card::of),
+            gpu: gpu_index(device).and_then(Gpu::of),
             sizes: None,
             revision: commit,
             dirty: changed,
@@ -84,7 +85,7 @@ impl Provenance {
 
     /// The GPU's name, or the device's name on the command line.
     fn device_name(&self) -> &str {
-        self.card.as_ref().map_or(self.device.as_str(), |card| card.name.as_str())
+        self.gpu.as_ref().map_or(self.device.as_str(), |gpu| gpu.name.as_str())
     }
 
     /// The revision, followed by + if files were changed.
@@ -112,7 +113,7 @@ impl Provenance {
             [Some(start), Some(end)] => format!("; load {start:.1} to {end:.1}"),
             _ => String::new(),
         };
-        let driver = self.card.as_ref().map_or(String::new(), |card| format!(", driver {}", card.driver));
+        let driver = self.gpu.as_ref().map_or(String::new(), |gpu| format!(", driver {}", gpu.driver));
         format!(
             "{}, {} cores, {}; device {}{driver}; revision {}{dirty}, burn {}, {}, profile {}; {}{load}",
             self.processor,
@@ -134,7 +135,7 @@ impl Provenance {
             cores: 16,
             system: "Example OS, x86_64".into(),
             device: "cuda:0".into(),
-            card: Some(Card {
+            gpu: Some(Gpu {
                 name: "Example GX (80 GB)".into(),
                 driver: "600.1".into(),
                 cuda: "13.1".into(),
@@ -189,11 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_a_card_is_named_after_it() {
+    fn a_machine_with_a_gpu_is_named_after_it() {
         let example = Provenance::example();
         assert_eq!(example.machine(), "example-gx-80-gb");
         assert!(example.line().contains("device Example GX (80 GB), driver 600.1;"), "{}", example.line());
-        assert_eq!(Provenance { card: None, device: "flex".into(), ..example }.machine(), "flex");
+        assert_eq!(Provenance { gpu: None, device: "flex".into(), ..example }.machine(), "flex");
     }
 
     #[test]

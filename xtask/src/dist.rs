@@ -31,7 +31,7 @@ What it does on a GPU is found out by a numbered list, in less than 9 minutes:
 
 results/ then holds one JSON file for each item, summary.json, and messages.toml, the texts of failed allocations; an item that
 fails, hangs or loses the device ends alone. Everything compiled and tuned is kept in kernels/ beside the program: carry it
-along, and the next run on a card of the same kind begins where this one ended. In a workspace the results are committed as
+along, and the next run on a gpu of the same kind begins where this one ended. In a workspace the results are committed as
 benches/results/gpu/CARD-DATE, and `cargo xtask gpu --page` writes docs/results.md.
 
 To bring all of it home in two files, the first of which is whole after each item:

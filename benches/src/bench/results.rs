@@ -140,7 +140,7 @@ pub(crate) mod tests {
             cores: 2,
             system: "a system".into(),
             device: "flex".into(),
-            card: None,
+            gpu: None,
             sizes: None,
             revision: "0123abc".into(),
             dirty: false,

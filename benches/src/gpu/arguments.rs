@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::provenance::Size;
-use kiln_cli::card::card_index;
+use kiln_cli::gpu::gpu_index;
 
 fn patience(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.1..=100.0).contains(number));
@@ -54,7 +54,7 @@ pub struct GpuArguments {
 impl GpuArguments {
     /// The sizes for this device.
     pub(crate) fn size(&self) -> Size {
-        match (self.quick, card_index(&self.device)) {
+        match (self.quick, gpu_index(&self.device)) {
             (true, _) => Size::Quick,
             (false, Some(_)) => Size::Full,
             (false, None) => Size::Small,

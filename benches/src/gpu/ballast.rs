@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
-use kiln_memory::CardMemory;
+use kiln_memory::GpuMemory;
 
 /// Sizes of the pieces, largest first.
 const PIECES: [u64; 6] = [4 << 30, 1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20];
@@ -26,7 +26,7 @@ pub(crate) struct Ballast {
 
 impl Ballast {
     /// Allocates all but about `leave` bytes of the free memory of NVIDIA GPU number `card`.
-    pub(crate) fn fill(device: &Device, card: u32, leave: u64) -> Result<Self> {
+    pub(crate) fn fill(device: &Device, gpu: u32, leave: u64) -> Result<Self> {
         let mut ballast = Self { threads: vec![], holes: vec![], bytes: 0 };
         for piece in PIECES {
             let (told, tell) = channel();
@@ -34,7 +34,7 @@ impl Ballast {
             let device = device.clone();
             let thread = std::thread::spawn(move || {
                 let mut held: Vec<Tensor<1>> = vec![];
-                while CardMemory::of_nvidia(card).is_some_and(|memory| memory.free >= leave + piece) {
+                while GpuMemory::of_nvidia(gpu).is_some_and(|memory| memory.free >= leave + piece) {
                     let Some(tensor) = written(&device, piece) else { break };
                     held.push(tensor);
                 }

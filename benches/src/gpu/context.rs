@@ -14,7 +14,7 @@ use super::findings::Record;
 use super::list::{ITEMS, Item};
 use super::measure::settle;
 use crate::provenance::Size;
-use kiln_cli::card::card_index;
+use kiln_cli::gpu::gpu_index;
 
 /// The time that is reserved for writing the output of a command.
 pub(crate) const WRITING: Duration = Duration::from_secs(2);
@@ -64,12 +64,12 @@ impl Context {
     }
 
     pub(crate) fn on_cuda(&self) -> bool {
-        card_index(&self.name).is_some()
+        gpu_index(&self.name).is_some()
     }
 
     /// The number of the NVIDIA GPU.
-    pub(crate) fn card(&self) -> Option<u32> {
-        card_index(&self.name)
+    pub(crate) fn gpu(&self) -> Option<u32> {
+        gpu_index(&self.name)
     }
 
     pub(crate) fn autodiff(&self) -> Device {

@@ -4,31 +4,31 @@ use std::time::Instant;
 
 use anyhow::Result;
 use burn::tensor::Tensor;
-use kiln_memory::CardMemory;
+use kiln_memory::GpuMemory;
 use kiln_precision::{Precision, check_device};
 use serde_json::{Value, json};
 
 use super::context::Context;
 use super::failures::caught;
 use super::measure::{mib, short};
-use kiln_cli::card::Card;
+use kiln_cli::gpu::Gpu;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
-    let card = context.card();
+    let gpu = context.gpu();
     let mut fact = |name: &str, value: Value| {
         context.record.row("Facts", &[("fact", json!(name)), ("value", value)]);
     };
     fact("burn's device", json!(format!("{:?}", context.device)));
-    match card.and_then(Card::of) {
-        Some(card) => {
-            fact("card", json!(card.name));
-            fact("driver", json!(card.driver));
-            fact("newest CUDA that the driver runs", json!(card.cuda));
-            fact("compute capability", json!(card.compute));
-            fact("memory, MiB", mib(card.total_bytes));
-            fact("memory that was free, MiB", mib(card.free_bytes));
-            fact("power limit, W", json!(card.power_limit_w));
-            fact("highest SM clock, MHz", json!(card.max_sm_mhz));
+    match gpu.and_then(Gpu::of) {
+        Some(gpu) => {
+            fact("card", json!(gpu.name));
+            fact("driver", json!(gpu.driver));
+            fact("newest CUDA that the driver runs", json!(gpu.cuda));
+            fact("compute capability", json!(gpu.compute));
+            fact("memory, MiB", mib(gpu.total_bytes));
+            fact("memory that was free, MiB", mib(gpu.free_bytes));
+            fact("power limit, W", json!(gpu.power_limit_w));
+            fact("highest SM clock, MHz", json!(gpu.max_sm_mhz));
         }
         None => fact("card", json!("none that NVIDIA's management library knows")),
     }
@@ -40,11 +40,11 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         fact("kernels are compiled for", json!(identity.fingerprint));
     }
 
-    let before = card.and_then(CardMemory::of_nvidia);
+    let before = gpu.and_then(GpuMemory::of_nvidia);
     let begun = Instant::now();
     let sum = (Tensor::<1>::ones([1024], &context.device) + 1.0).sum().try_into_data()?;
     fact("seconds to the first result", short(begun.elapsed().as_secs_f64()));
-    if let (Some(before), Some(after)) = (before, card.and_then(CardMemory::of_nvidia)) {
+    if let (Some(before), Some(after)) = (before, gpu.and_then(GpuMemory::of_nvidia)) {
         fact("bytes of the card that context and first result take, MiB", mib(before.free.saturating_sub(after.free)));
     }
     if let Some(usage) = context.device.memory_pool_usage() {
@@ -77,7 +77,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         );
     }
     if context.on_cuda() {
-        let there = card.and_then(CardMemory::of_nvidia).is_some();
+        let there = gpu.and_then(GpuMemory::of_nvidia).is_some();
         context.record.check("free memory is known", there, "through NVIDIA's management library");
     }
     Ok(())

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_memory::{CardMemory, Meter, Span};
+use kiln_memory::{GpuMemory, Meter, Span};
 use serde_json::{Value, json};
 
 use super::failures::caught;
@@ -70,7 +70,7 @@ pub(crate) fn timed<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Res
 /// with kernels that were tuned before.
 pub(crate) struct Peak {
     device: Device,
-    card: Option<u32>,
+    gpu: Option<u32>,
     heap: Span,
     reserved: u64,
     used: Option<u64>,
@@ -82,16 +82,16 @@ pub(crate) struct Bytes {
     /// Exact on the heap; the pages of a pool.
     pub(crate) taken: u64,
     /// Of the whole GPU, from NVIDIA's management library.
-    pub(crate) card: Option<u64>,
+    pub(crate) gpu: Option<u64>,
 }
 
 impl Peak {
     /// Starts the measurement, with an idle and cleaned device.
-    pub(crate) fn start(device: &Device, card: Option<u32>) -> Self {
+    pub(crate) fn start(device: &Device, gpu: Option<u32>) -> Self {
         settle(device);
         let heap = Meter::of_heap(&HEAP).span();
         let reserved = device.memory_pool_usage().map_or(0, |usage| usage.bytes_reserved);
-        Self { device: device.clone(), card, heap, reserved, used: used(card) }
+        Self { device: device.clone(), gpu, heap, reserved, used: used(gpu) }
     }
 
     pub(crate) fn end(self) -> Bytes {
@@ -100,14 +100,14 @@ impl Peak {
             Some(usage) => usage.bytes_reserved.saturating_sub(self.reserved),
             None => self.heap.peak_bytes(),
         };
-        let card = self.used.zip(used(self.card)).map(|(before, after)| after.saturating_sub(before));
-        Bytes { taken, card }
+        let gpu = self.used.zip(used(self.gpu)).map(|(before, after)| after.saturating_sub(before));
+        Bytes { taken, gpu }
     }
 }
 
 /// Bytes of a GPU that any program uses.
-pub(crate) fn used(card: Option<u32>) -> Option<u64> {
-    CardMemory::of_nvidia(card?).map(|memory| memory.total - memory.free)
+pub(crate) fn used(gpu: Option<u32>) -> Option<u64> {
+    GpuMemory::of_nvidia(gpu?).map(|memory| memory.total - memory.free)
 }
 
 /// All gradients of a module, in the order of its parameters.

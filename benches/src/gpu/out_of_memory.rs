@@ -35,7 +35,7 @@ const TOLERANCE: f64 = 1e-5;
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let images = Images::new(context, "resnet18")?;
     let batch = images.batch(context.pick(64, 32, 32));
-    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
+    let (device, plain, gpu) = (context.autodiff(), context.device.clone(), context.gpu());
     let network = images.network();
     let start = Start { model: network.model(&device)?, network };
 
@@ -49,7 +49,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         let _ = apart(&plain, || Ok(start.builder().build(&device, &part)?.step(&part)?))?;
     }
     let (need, expected) = apart(&plain, || {
-        let peak = Peak::start(&plain, card);
+        let peak = Peak::start(&plain, gpu);
         let mut undisturbed = start.builder().build(&device, &batch)?;
         let report = undisturbed.step(&batch)?;
         let need = peak.end().taken;
@@ -65,7 +65,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         };
         context.part(name, 6, |context| {
             let builder = match context.on_cuda() {
-                true => start.builder().with_guard(taking_all_memory_at(boundary, plain.clone(), card)),
+                true => start.builder().with_guard(taking_all_memory_at(boundary, plain.clone(), gpu)),
                 false => start.builder().with_guard(failing_at(boundary)),
             };
             let mut trainer = builder.build(&device, &batch)?;
@@ -111,21 +111,21 @@ fn failing_at(boundary: Boundary) -> impl Fn(Boundary) -> Result<(), Failure> {
 fn taking_all_memory_at(
     boundary: Boundary,
     device: Device,
-    card: Option<u32>,
+    gpu: Option<u32>,
 ) -> impl Fn(Boundary) -> Result<(), Failure> {
     enum State {
         Armed,
         Filled(Ballast, usize),
         Done,
     }
-    let card = card.unwrap_or(0);
+    let gpu = gpu.unwrap_or(0);
     let state = Mutex::new(State::Armed);
     move |at| {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = match std::mem::replace(&mut *state, State::Done) {
             State::Armed if at == boundary => {
                 settle(&device);
-                match full(&device, card) {
+                match full(&device, gpu) {
                     Ok(ballast) => State::Filled(ballast, if boundary == Boundary::Update { 3 } else { 0 }),
                     Err(error) => {
                         tracing::warn!("{error:#}");
@@ -167,8 +167,8 @@ fn limiting_the_heap_to(limit: u64) -> impl Fn(Boundary) -> Result<(), Failure> 
 }
 
 /// Occupies all memory, including the free parts of the pages of the calling thread's stream.
-fn full(device: &Device, card: u32) -> Result<Ballast> {
-    let mut ballast = Ballast::fill(device, card, 0)?;
+fn full(device: &Device, gpu: u32) -> Result<Ballast> {
+    let mut ballast = Ballast::fill(device, gpu, 0)?;
     ballast.fill_holes(device);
     Ok(ballast)
 }
@@ -226,11 +226,11 @@ fn throughout(
     let (device, plain) = (context.autodiff(), context.device.clone());
     // Leaves less than a step of the whole batch takes, and more than parameters, their gradients and the sums of those.
     let leave = need / 10 * 8;
-    let (mut trainer, _ballast) = match context.card() {
-        Some(card) => {
+    let (mut trainer, _ballast) = match context.gpu() {
+        Some(gpu) => {
             let trainer = start.builder().build(&device, batch)?;
             settle(&plain);
-            let ballast = Ballast::fill(&plain, card, leave)?;
+            let ballast = Ballast::fill(&plain, gpu, leave)?;
             context.record.note(format!("other tensors have {}", ByteSize(ballast.bytes)));
             (trainer, Some(ballast))
         }
@@ -253,8 +253,8 @@ fn throughout(
 /// Writes the exact messages of failures to `messages.toml`.
 fn texts(context: &mut Context, model: &Classifier, batch: &ImageBatch) -> Result<()> {
     let (device, plain) = (context.autodiff(), context.device.clone());
-    let card = context.record.findings.provenance.card.clone();
-    let of = card.map_or_else(String::new, |card| format!("{}, driver {}", card.name, card.driver));
+    let gpu = context.record.findings.provenance.gpu.clone();
+    let of = gpu.map_or_else(String::new, |gpu| format!("{}, driver {}", gpu.name, gpu.driver));
     let mut found: Vec<Message> = vec![];
     let mut keep = |what: &str, result: Result<()>| {
         let text = result.err().map(|error| format!("{error:#}"));
@@ -273,7 +273,7 @@ fn texts(context: &mut Context, model: &Classifier, batch: &ImageBatch) -> Resul
     product()?;
     read(large().sum())?;
     settle(&plain);
-    let ballast = full(&plain, context.card().context("no card")?)?;
+    let ballast = full(&plain, context.gpu().context("no card")?)?;
     keep("zeros of 1 GiB on a full card, read", caught(|| read(large().narrow(0, 0, 1))));
     keep("an operation on them", caught(|| read((large() * 2.0 + 1.0).narrow(0, 0, 1))));
     keep("a sum of them", caught(|| read(large().sum())));
@@ -309,7 +309,7 @@ fn texts(context: &mut Context, model: &Classifier, batch: &ImageBatch) -> Resul
     let unknown: Vec<&str> = found.iter().filter(|message| !message.is_recoverable()).map(Message::text).collect();
     let says = format!("{} messages, {} that kiln-recovery does not know as such", found.len(), unknown.len());
     context.record.check("failures are known by their messages", !found.is_empty() && unknown.is_empty(), says);
-    let freed = used(context.card()).map(mib);
+    let freed = used(context.gpu()).map(mib);
     context.record.note(format!("MiB of the card that are in use when other tensors are gone: {freed:?}"));
     Ok(())
 }

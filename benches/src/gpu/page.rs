@@ -11,7 +11,7 @@ use super::comparison;
 use super::findings::{Findings, Outcome, Table};
 use super::runner::all;
 use kiln_cli::atomic::replace;
-use kiln_cli::card::card_index;
+use kiln_cli::gpu::gpu_index;
 use kiln_cli::fixtures;
 
 const HEAD: &str = "\

@@ -32,7 +32,7 @@ fn compare<T: Chained<Batch: Sync> + Sync>(
 ) -> Result<()> {
     let (task, batch) = (network.task(), network.batch(samples));
     let device = context.autodiff();
-    let (plain, card) = (context.device.clone(), context.card());
+    let (plain, gpu) = (context.device.clone(), context.gpu());
     let blocks = task.blocks(&network.model(&device)?).len();
     // The plain plan is run twice, for the difference between equal passes.
     let plans = [
@@ -55,7 +55,7 @@ fn compare<T: Chained<Batch: Sync> + Sync>(
         apart(&plain, || pass(&network.model(&device)?).map(drop))?; // kernels are compiled and tuned
         let (bytes, gradients, times) = apart(&plain, || {
             let model = network.model(&device)?;
-            let peak = Peak::start(&plain, card);
+            let peak = Peak::start(&plain, gpu);
             let gradients = gradients_of(&model, &pass(&model)?)?;
             let bytes = peak.end();
             let once = || timed(&plain, || pass(&model)).map(|(_, milliseconds)| milliseconds);

@@ -68,7 +68,7 @@ fn compare<T: Task<Batch: Sync>>(
             ("predicted, MiB", mib(predicted)),
             ("live at most, MiB", mib(live)),
             ("reserved, MiB", mib(reserved)),
-            ("card, MiB", bytes.card.map_or(json!(null), mib)),
+            ("card, MiB", bytes.gpu.map_or(json!(null), mib)),
             ("error to live, %", short(error(live))),
             ("error to reserved, %", short(error(reserved))),
         ];
@@ -97,10 +97,10 @@ fn measured<T: Task<Batch: Sync>>(
     precision: Precision,
     size: usize,
 ) -> Result<(Bytes, u64)> {
-    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
+    let (device, plain, gpu) = (context.autodiff(), context.device.clone(), context.gpu());
     let batch = network.batch(size);
     apart(&plain, || {
-        let peak = Peak::start(&plain, card);
+        let peak = Peak::start(&plain, gpu);
         let mut trainer = network.trainer(precision, &device, &batch)?;
         trainer.measure_step(1);
         for _ in 0..2 {

@@ -150,7 +150,7 @@ fn eprint(text: &[u8]) {
 /// Results of a GPU are kept. Those of the CPU and of an emulated GPU only show that the list runs.
 fn default_folder(provenance: &Provenance) -> PathBuf {
     let name = format!("{}-{}", provenance.machine(), provenance.date);
-    match provenance.card {
+    match provenance.gpu {
         Some(_) => Path::new("benches/results/gpu").join(name),
         None => Path::new("runs/gpu").join(name),
     }
@@ -191,10 +191,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_a_card_and_of_the_cpu_are_kept_apart() {
-        let card = Provenance::example();
-        assert_eq!(default_folder(&card), Path::new("benches/results/gpu/example-gx-80-gb-2026-11-21"));
-        let simulated = Provenance { card: None, ..card };
+    fn results_of_a_gpu_and_of_the_cpu_are_kept_apart() {
+        let gpu = Provenance::example();
+        assert_eq!(default_folder(&gpu), Path::new("benches/results/gpu/example-gx-80-gb-2026-11-21"));
+        let simulated = Provenance { gpu: None, ..gpu };
         assert_eq!(default_folder(&simulated), Path::new("runs/gpu/cuda-0-2026-11-21"));
         let flex = Provenance { device: "flex".into(), ..simulated };
         assert_eq!(default_folder(&flex), Path::new("runs/gpu/flex-2026-11-21"));

@@ -60,14 +60,14 @@ fn speed<T: Task<Batch: Sync>>(
     precision: Precision,
     samples: usize,
 ) -> Result<()> {
-    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
+    let (device, plain, gpu) = (context.autodiff(), context.device.clone(), context.gpu());
     let batch = network.batch(samples);
     let rounds = context.pick(20, 3, 1);
     let trainer = || network.trainer(precision, &device, &batch);
     let one = |trainer: &mut Trainer<T>| timed(&plain, || Ok(trainer.step(&batch)?));
     let (_, first) = apart(&plain, || one(&mut trainer()?))?; // kernels are compiled and tuned
     let (bytes, times, loss) = apart(&plain, || {
-        let peak = Peak::start(&plain, card);
+        let peak = Peak::start(&plain, gpu);
         let mut trainer = trainer()?;
         for _ in 0..2 {
             let _ = one(&mut trainer)?;
@@ -106,7 +106,7 @@ fn largest<T: Task<Batch: Sync>>(
     precision: Precision,
     limit: &Limit,
 ) -> Result<()> {
-    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
+    let (device, plain, gpu) = (context.autodiff(), context.device.clone(), context.gpu());
     let planner = network.builder(precision).planner(&limit.profile, &network.batch(3), 1)?;
     let most = context.pick(4096, 512, 64);
     let Some(predicted) = largest_predicted(&planner, precision, limit.bytes, most)? else {
@@ -122,7 +122,7 @@ fn largest<T: Task<Batch: Sync>>(
         let batch = network.batch(next);
         let steps = |count| {
             warm_threads(&plain);
-            let peak = Peak::start(&plain, card);
+            let peak = Peak::start(&plain, gpu);
             let mut trainer = network.trainer(precision, &device, &batch)?;
             for _ in 0..count {
                 let _ = trainer.step(&batch)?;

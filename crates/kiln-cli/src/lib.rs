@@ -8,7 +8,7 @@
 
 mod advice;
 pub mod atomic;
-pub mod card;
+pub mod gpu;
 mod cli;
 mod command;
 mod compress;
@@ -42,7 +42,6 @@ mod settings_file;
 mod shell;
 mod train;
 mod trained;
-pub mod units;
 pub mod usage;
 mod values;
 mod words;

@@ -8,7 +8,7 @@ use kiln_memory::{BackendProfile, Meter, calibrate, warm_threads};
 
 use crate::HEAP;
 use crate::atomic::replace;
-use crate::card::{Card, card_index};
+use crate::gpu::{Gpu, gpu_index};
 
 /// The profile of `device`, called `name` on the command line. It is read from the cache, or measured in about a second. Afterwards the
 /// threads of the CPU device have their scratch memory, so that it does not count as a step's.
@@ -35,14 +35,14 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
 }
 
 fn path(name: &str) -> Option<PathBuf> {
-    let card = card_index(name).and_then(Card::of).map(|card| card.name);
-    Some(crate::host::cache_directory()?.join(file_name(name, card.as_deref())))
+    let gpu = gpu_index(name).and_then(Gpu::of).map(|gpu| gpu.name);
+    Some(crate::host::cache_directory()?.join(file_name(name, gpu.as_deref())))
 }
 
 /// The name of a profile's file. It includes the GPU's name, because another GPU may get the same number later, and the version of the
 /// rules.
-fn file_name(name: &str, card: Option<&str>) -> String {
-    let words = [name].into_iter().chain(card).chain([env!("CARGO_PKG_VERSION")]);
+fn file_name(name: &str, gpu: Option<&str>) -> String {
+    let words = [name].into_iter().chain(gpu).chain([env!("CARGO_PKG_VERSION")]);
     let plain = |word: &str| word.replace(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.', "-");
     format!("{}.toml", words.map(plain).collect::<Vec<_>>().join("-"))
 }
@@ -62,7 +62,7 @@ mod tests {
     use super::file_name;
 
     #[test]
-    fn each_card_has_a_file_of_its_own() {
+    fn each_gpu_has_a_file_of_its_own() {
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(file_name("flex", None), format!("flex-{version}.toml"));
         assert_eq!(

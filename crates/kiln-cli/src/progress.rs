@@ -155,8 +155,8 @@ mod tests {
         assert_eq!(status().line(744), "loss 1.8215  peak 41.2/300 MiB  812 samples/s");
         let unlimited = Status { limit_bytes: None, ..status() };
         assert_eq!(unlimited.line(744), "loss 1.8215  peak 41.2 MiB  812 samples/s");
-        let card = Status { peak_bytes: Some(13 << 30), limit_bytes: Some(16 << 30), ..status() };
-        assert_eq!(card.line(744), "loss 1.8215  peak 13/16 GiB  812 samples/s");
+        let gpu = Status { peak_bytes: Some(13 << 30), limit_bytes: Some(16 << 30), ..status() };
+        assert_eq!(gpu.line(744), "loss 1.8215  peak 13/16 GiB  812 samples/s");
         assert_eq!(Status { peak_bytes: None, ..status() }.line(744), "loss 1.8215  812 samples/s");
     }
 

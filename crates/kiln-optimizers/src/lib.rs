@@ -42,7 +42,6 @@ mod leaves;
 mod offloaded;
 mod parts;
 mod place;
-mod primitive;
 mod quantized;
 mod record;
 mod stochastic;

@@ -1,5 +1,8 @@
 //! The memory that a device's tensors are in.
 
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, DispatchKindConversion, DispatchTensor};
+use burn::tensor::{Int, Tensor};
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
@@ -33,4 +36,24 @@ pub(crate) fn host_or(device: &Device) -> Device {
         Place::Recording => device,
     };
     device.clone()
+}
+
+pub(crate) fn float<B: Backend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    match tensor.try_into_primitive::<B>() {
+        Ok(primitive) => primitive,
+        Err(_) => unreachable!("the tensor's device was matched before"),
+    }
+}
+
+pub(crate) fn int<B: Backend, const D: usize>(tensor: Tensor<D, Int>) -> IntTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    match tensor.try_into_primitive::<B>() {
+        Ok(primitive) => primitive,
+        Err(_) => unreachable!("the tensor's device was matched before"),
+    }
 }

@@ -113,7 +113,7 @@ pub enum Error {
     #[error("no step was recorded in that precision, expected one of the planner's")]
     NoPrecision,
     /// The free memory of a device is not known.
-    #[error("the free memory of {device} is not known, expected a budget in bytes (or the feature nvml on a card)")]
+    #[error("the free memory of {device} is not known, expected a budget in bytes (or the feature nvml on a gpu)")]
     UnknownMemory {
         /// The device.
         device: String,

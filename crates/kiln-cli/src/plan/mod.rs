@@ -3,8 +3,208 @@
 mod candidates;
 mod command;
 mod divided;
-mod run;
 mod table;
 
+use std::io::Write;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use bytesize::ByteSize;
+use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
+use kiln_memory::BackendProfile;
+use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
+use kiln_precision::{Policy, Precision};
+use kiln_training::{OptimizerConfig, StepPlan, Task, Trainer, TrainerBuilder};
+use serde_json::json;
+
+use table::{Facts, legend, table};
+use {candidates, command, divided};
+use crate::cli::{Plan, PlanArgs};
+use crate::output::print_json;
+use crate::pipelines::NextToken;
+use crate::pipelines::classify::classify_for_planning;
+use crate::pipelines::segment::segment_for_planning;
+use crate::usage::Usage;
+use crate::words::counted;
+
 pub(crate) use divided::{devices, heading};
-pub(crate) use run::run;
+
+/// Samples that a step is recorded with.
+const SAMPLES: usize = 3;
+/// Images with fewer pixels per side are small.
+const SMALL: usize = 64;
+/// The vocabulary size of texts without a tokenizer.
+const BYTES: usize = 256;
+
+pub(crate) fn run(command: Plan) -> Result<()> {
+    match command {
+        Plan::Classify(arguments) => {
+            let (size, classes) = (arguments.image_size as usize, arguments.classes as usize);
+            let config = match ClassifierConfig::named(&arguments.model, classes)? {
+                ClassifierConfig::Vit(config) => ClassifierConfig::Vit(config.with_image(size)),
+                config => config,
+            };
+            let config = config.with_lean(!arguments.plan.stock_layers);
+            config.check_input([size; 2])?;
+            // `train` gives networks for small images another stem.
+            let stem = size < SMALL && !matches!(config, ClassifierConfig::Vit(_));
+            let sample = ImageBatch {
+                pixels: vec![0; SAMPLES * 3 * size * size].into(),
+                shape: [SAMPLES, 3, size, size],
+                labels: vec![0; SAMPLES],
+                ids: vec![0; SAMPLES],
+                mixed: None,
+            };
+            let name = format!("{}, {size} x {size}, {}", arguments.model, counted(classes, "class"));
+            let builder = Trainer::try_builder(classify_for_planning(), |device| config.init(device));
+            let optimizer = match config {
+                ClassifierConfig::Vit(_) => OptimizerConfig::adamw(),
+                _ => OptimizerConfig::sgd(),
+            };
+            let mut what = what("classify", &arguments.plan);
+            what.extend(["--model".into(), arguments.model, "--image-size".into(), size.to_string()]);
+            if stem {
+                what.extend(["--stem".into(), "imagenet".into()]);
+            }
+            plan(Subject { name, what, optimizer }, &arguments.plan, builder, &sample)
+        }
+        Plan::Segment(arguments) => {
+            let (size, classes) = (arguments.tile as usize, arguments.classes as usize);
+            let config = UnetConfig::new(classes).with_encoder(UnetEncoder::named(&arguments.encoder)?);
+            let config = config.with_lean(!arguments.plan.stock_layers);
+            config.check_input([size; 2])?;
+            let whole = TileArea { top: 0, left: 0, height: size, width: size };
+            let sample = TileBatch {
+                samples: Samples::U8(vec![0; SAMPLES * 3 * size * size]),
+                shape: [SAMPLES, 3, size, size],
+                masks: Some(ClassIds::U8(vec![0; SAMPLES * size * size])),
+                classes: Some(Classes::new(classes)),
+                valid: vec![whole; SAMPLES],
+                ids: vec![0; SAMPLES],
+            };
+            let name =
+                format!("U-Net on {}, tiles of {size} x {size}, {}", arguments.encoder, counted(classes, "class"));
+            let builder = Trainer::try_builder(segment_for_planning(classes), |device| config.init(device));
+            let mut what = what("segment", &arguments.plan);
+            what.extend(["--encoder".into(), arguments.encoder, "--tile".into(), size.to_string()]);
+            plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)
+        }
+        Plan::Gpt(arguments) => {
+            let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);
+            let config = GptConfig::named(&arguments.model, vocab, context)?.with_lean(!arguments.plan.stock_layers);
+            let tokens = vec![0; SAMPLES * (context + 1)];
+            let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
+            let name = format!("{}, {}, vocabulary of {vocab}", arguments.model, counted(context, "token"));
+            let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
+            let mut what = what("gpt", &arguments.plan);
+            what.extend(["--model".into(), arguments.model, "--context".into(), context.to_string()]);
+            if vocab != BYTES {
+                what.extend(["--tokenizer".into(), "DIR".into()]);
+            }
+            plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)
+        }
+    }
+}
+
+/// The subject of a plan: a model and its training.
+struct Subject {
+    name: String,
+    /// The words of `train` that name the pipeline, its data and its model.
+    what: Vec<String>,
+    /// The recipe's optimizer.
+    optimizer: OptimizerConfig,
+}
+
+/// The command of `train`, and the data.
+fn what(pipeline: &str, arguments: &PlanArgs) -> Vec<String> {
+    let data = arguments.data.as_ref().map_or("PATH".into(), |data| data.display().to_string());
+    ["train".into(), pipeline.into(), "--data".into(), data].into()
+}
+
+fn plan<T: Task>(
+    subject: Subject,
+    arguments: &PlanArgs,
+    builder: TrainerBuilder<'_, T>,
+    sample: &T::Batch,
+) -> Result<()> {
+    let Subject { name, what, optimizer } = subject;
+    let batch = arguments.batch_size as usize;
+    let limit = arguments.memory.bytes;
+    let profile = match arguments.device {
+        "flex" => crate::profile::of(&Device::flex(), "flex")?,
+        _ => BackendProfile::cuda(), // there are two
+    };
+    let optimizer = match arguments.optimizer {
+        None => optimizer,
+        Some(name) => OptimizerConfig::named(name).map_err(|error| Usage(error.to_string()))?,
+    };
+    let precisions = match arguments.precision {
+        // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
+        None => vec![Precision::F32, Precision::BF16],
+        Some(precision) => vec![precision],
+    };
+    let builder = builder
+        .with_optimizer(move |model| optimizer.groups(model))
+        .with_clip_norm(1.0)
+        .with_precision(Policy::new(precisions[0]).keep_norms());
+    let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.with_allowed_precision(*precision));
+    let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
+        optimizer.offloaded_groups(model)
+    });
+    let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
+        (None, Some(small)) => builder.with_allowed_optimizer(small.name(), move |model| small.groups(model)),
+        _ => builder,
+    };
+    let layout = divided::layout(arguments)?;
+    // A replica has its own part of the batch.
+    let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
+    let planner = builder.planner(&profile, sample, batch / replicas)?;
+    if let Some(layout) = layout {
+        return divided::print((name.as_str(), what.as_slice()), arguments, &planner, &layout, limit);
+    }
+    let all = candidates::all(&planner, limit, arguments.all)?;
+    let chosen = candidates::chosen(&all);
+    let train = chosen.as_ref().map(|plan| command::words(&what, arguments, plan));
+    let quickest = all.iter().map(|plan| plan.seconds).fold(f64::INFINITY, f64::min);
+    if arguments.json {
+        let row = |plan: &StepPlan| row(plan, &optimizer, quickest);
+        let recommended = chosen.as_ref().map(row);
+        let shown = if arguments.all { all } else { candidates::brief(all, batch) };
+        return print_json(&json!({
+            "model": name, "batch": batch, "limit_bytes": limit, "device": profile.name,
+            "rows": shown.iter().map(row).collect::<Vec<_>>(), "recommended": recommended, "command": train,
+        }));
+    }
+    let shown = match &chosen {
+        _ if arguments.all => all,
+        Some(chosen) => candidates::best(&all, chosen),
+        None => candidates::nearest(&all),
+    };
+    let mut out = std::io::stdout().lock();
+    let facts = Facts { optimizer: optimizer.name(), quickest, limit };
+    writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", ByteSize(limit), profile.name)?;
+    writeln!(out, "{}\n{}", table(&shown, chosen.as_ref(), &facts), legend(&shown, chosen.is_some()))?;
+    match train {
+        Some(train) => {
+            writeln!(out, "{}", command::shown(&train))?;
+            for note in chosen.iter().flat_map(|plan| command::notes(arguments, plan)) {
+                writeln!(out, "\n{note}")?;
+            }
+        }
+        None => writeln!(
+            out,
+            "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\
+             image or context would help most."
+        )?,
+    }
+    Ok(())
+}
+
+fn row(plan: &StepPlan, own: &OptimizerConfig, quickest: f64) -> serde_json::Value {
+    json!({
+        "precision": plan.precision, "optimizer": plan.optimizer.name(own.name()), "optimizer_on_host": plan.optimizer.is_on_host(),
+        "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
+        "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
+        "fits": plan.fits,
+    })
+}

@@ -75,9 +75,9 @@ fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator
     let limit = if *mpi { INSIDE } else { Local::TIME_LIMIT };
     #[cfg(feature = "cuda")]
     if let crate::pipelines::Places::Devices(names) = here {
-        let cards = names.iter().map(|name| name.strip_prefix("cuda:")?.parse().ok());
-        if let Some(cards) = cards.collect::<Option<Vec<usize>>>() {
-            let group = kiln_parallel::Nccl::group(&cards)?;
+        let gpus = names.iter().map(|name| name.strip_prefix("cuda:")?.parse().ok());
+        if let Some(gpus) = gpus.collect::<Option<Vec<usize>>>() {
+            let group = kiln_parallel::Nccl::group(&gpus)?;
             let shared =
                 |replica: kiln_parallel::Nccl| Arc::new(replica.with_time_limit(limit)) as Arc<dyn Communicator>;
             return Ok(group.into_iter().map(shared).collect());

@@ -8,7 +8,7 @@ use std::{fs, io};
 use burn::tensor::{DType, TensorData};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
-use super::adapters::{Adapters, Factors};
+use super::{Adapters, Factors};
 use super::peft_config::{Config, none};
 use crate::Error;
 use crate::files::{self, Stored, views};

@@ -11,7 +11,7 @@ use super::codec::Codec;
 use super::formats::png;
 use super::formats::tiff::{Chunks, Piece};
 use super::header::Header;
-use super::image_file::ImageFile;
+use super::ImageFile;
 use super::pixels::image::{Image, Rect};
 use super::source::{READER_BYTES, Reader, Reason, guarded};
 

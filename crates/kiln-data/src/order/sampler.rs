@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::error::Error;
 
 use super::buckets::{Buckets, Epoch};
-use super::epoch_order::{EpochOrder, Order};
+use super::{EpochOrder, Order};
 use super::loader_state::LoaderState;
 
 /// One of several replicas of a model that are trained together, each on its part of every batch.

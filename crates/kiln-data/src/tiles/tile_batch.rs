@@ -15,7 +15,7 @@ use super::class_ids::{ClassIds, Classes};
 use super::grid::TileArea;
 use super::place::Placement;
 use super::source::Patch;
-use super::tile_set::TileSet;
+use super::TileSet;
 
 /// A batch of tiles on the host.
 #[derive(Clone, Debug, PartialEq)]

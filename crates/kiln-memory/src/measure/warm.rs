@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use burn::tensor::{Device, Distribution, Tensor};
 
-use super::meter::Meter;
+use super::Meter;
 
 thread_local! {
     static WARM: Cell<bool> = const { Cell::new(false) };

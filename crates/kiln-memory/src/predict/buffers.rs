@@ -8,8 +8,8 @@ use crate::trace::{StepTrace, TraceRole};
 
 use super::layout::Layout;
 use super::memory::Block;
-use super::overheads::overheads;
-use super::prediction::{Buffer, Operation, PhasePeak, Prediction};
+use super::margin::overheads;
+use super::{Buffer, Operation, PhasePeak, Prediction};
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 use super::time::Clock;

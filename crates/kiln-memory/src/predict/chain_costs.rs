@@ -9,7 +9,7 @@ use crate::trace::{NONE, Passes, StepTrace, backward_passes};
 
 use super::estimate::live_bytes;
 use super::layout::Layout;
-use super::overheads::overheads;
+use super::margin::overheads;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 use super::time::Clock;

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::trace::StepTrace;
 
 use super::layout::Layout;
-use super::overheads::overheads;
+use super::margin::overheads;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 use super::time::Clock;

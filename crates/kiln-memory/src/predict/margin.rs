@@ -1,5 +1,8 @@
 //! The margin that is kept between a predicted peak and a limit.
 
+use crate::category::Category;
+use crate::trace::StepTrace;
+use super::profile::BackendProfile;
 const MARGIN_PARTS: u64 = 50;
 
 /// The part of a predicted peak that must be free in addition to the peak itself: 2 %.
@@ -31,6 +34,40 @@ pub fn largest_within(limit_bytes: u64) -> u64 {
     // For each MARGIN_PARTS bytes of a peak, the limit needs one byte more. A last group that lacks only that byte is one byte short.
     let group = MARGIN_PARTS + 1;
     limit_bytes - limit_bytes / group - u64::from(limit_bytes % group == MARGIN_PARTS)
+}
+
+/// Bytes that are alive from the first operation of the step to `last`.
+pub(super) struct Overhead {
+    pub(super) bytes: u64,
+    pub(super) category: Category,
+    pub(super) name: &'static str,
+    /// Index of the last operation, counted from the beginning of the step.
+    pub(super) last: usize,
+}
+
+/// The overheads that are not zero.
+pub(super) fn overheads(trace: &StepTrace, batch: usize, profile: &BackendProfile) -> impl Iterator<Item = Overhead> {
+    let [start, backward, update, end] = trace.phases;
+    let graph_bytes = profile.operation_bytes * (backward - start) as u64;
+    let host_bytes = profile.sample_bytes.saturating_mul(batch as u64);
+    let whole = |bytes, category, name| Overhead { bytes, category, name, last: end - start - 1 };
+    let all = [
+        whole(profile.fixed_bytes, Category::Workspace, "device runtime"),
+        whole(profile.loader_bytes, Category::DataLoader, "data loader"),
+        Overhead {
+            bytes: graph_bytes,
+            category: Category::Workspace,
+            name: "autodiff graph",
+            last: update - start - 1,
+        },
+        Overhead {
+            bytes: host_bytes,
+            category: Category::Input,
+            name: "samples on the host",
+            last: update - start - 1,
+        },
+    ];
+    all.into_iter().filter(|overhead| overhead.bytes > 0)
 }
 
 #[cfg(test)]

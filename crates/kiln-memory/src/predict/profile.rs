@@ -14,7 +14,7 @@ pub enum Kernels {
 }
 
 /// Data-sheet figures of a GPU: operations and bytes per second.
-struct Card {
+struct Gpu {
     /// f32 products on tensor cores (TF32), without sparsity. CubeCL computes f32 products in TF32 if the GPU supports it.
     tf32_flops: f64,
     /// f16 and bf16 products on tensor cores, without sparsity.
@@ -23,11 +23,11 @@ struct Card {
 }
 
 /// NVIDIA A100 80GB SXM. Source: NVIDIA A100 Tensor Core GPU data sheet (2022): TF32 156 TFLOPS, BF16 312 TFLOPS, 2,039 GB/s.
-const A100: Card = Card { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.039e12 };
+const A100: Gpu = Gpu { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.039e12 };
 
 /// NVIDIA H100 SXM. Source: NVIDIA H100 Tensor Core GPU data sheet (2023), which lists figures with sparsity; without it they are
 /// half: TF32 494.7 TFLOPS, BF16 989.4 TFLOPS, 3.35 TB/s.
-const H100: Card = Card { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
+const H100: Gpu = Gpu { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
 
 /// The part of the data sheet's product rate that training reaches. For A100 GPUs, model FLOPS utilisations of 40 to 50 % are reported
 /// (Chowdhery et al. 2022, table 3; Korthikanti et al. 2022). Assumed, not measured with burn.
@@ -141,12 +141,12 @@ impl BackendProfile {
             bandwidth: 0.0,
             launch: 5e-6,
         }
-        .with_card(&A100)
+        .with_gpu(&A100)
     }
 
     /// A CUDA GPU with the speed of an NVIDIA H100 (SXM). Like [`cuda`](Self::cuda), it has not been verified on a GPU.
     pub fn cuda_h100() -> Self {
-        Self { name: "cuda-h100".into(), ..Self::cuda() }.with_card(&H100)
+        Self { name: "cuda-h100".into(), ..Self::cuda() }.with_gpu(&H100)
     }
 
     /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. This is for a device whose tensors lie in
@@ -166,10 +166,10 @@ impl BackendProfile {
         self
     }
 
-    fn with_card(mut self, card: &Card) -> Self {
-        self.flops = MATMUL_EFFICIENCY * card.tf32_flops;
-        self.half_flops = MATMUL_EFFICIENCY * card.half_flops;
-        self.bandwidth = BANDWIDTH_EFFICIENCY * card.bandwidth;
+    fn with_gpu(mut self, gpu: &Gpu) -> Self {
+        self.flops = MATMUL_EFFICIENCY * gpu.tf32_flops;
+        self.half_flops = MATMUL_EFFICIENCY * gpu.half_flops;
+        self.bandwidth = BANDWIDTH_EFFICIENCY * gpu.bandwidth;
         self
     }
 

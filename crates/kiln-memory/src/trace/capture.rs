@@ -10,7 +10,7 @@ use burn::backend::ir::{
 };
 
 use super::graph::{Detail, Graph, Kind, Use};
-use super::recording::RecordedTensor;
+use super::recorder::RecordedTensor;
 
 /// A graph, and the number of each of burn's tensors in it.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::error::Error;
 
 use super::modules::{self, Paths};
-use super::recording::{Recording, Role};
+use super::recorder::{Recording, Role};
 use super::step_trace::{StepTrace, TraceRole, TraceTensor};
 
 /// The trace of a step that was recorded at two batch sizes.

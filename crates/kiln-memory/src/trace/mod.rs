@@ -9,7 +9,6 @@ mod passes;
 mod readers;
 mod record;
 mod recorder;
-mod recording;
 mod rewrite;
 mod stages;
 mod step_trace;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::graph::Graph;
-use super::recording::{Recording, Role};
+use super::recorder::{Recording, Role};
 
 /// Distinct module and parameter paths, by number.
 #[derive(Default)]

@@ -18,7 +18,7 @@ use super::merge::merge;
 use super::modules::last_place;
 use super::options::StepOptions;
 use super::recorder::Recorder;
-use super::recording::{Recording, Role};
+use super::recorder::{Recording, Role};
 use super::step_trace::StepTrace;
 use super::update::Update;
 use super::walk::{FirstGradients, Norm, Parameters, Sums, Take, Untrack};

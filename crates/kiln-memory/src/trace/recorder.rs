@@ -1,5 +1,7 @@
 //! The value with which the forward pass of a recording gets its device and batch size, and marks positions.
 
+use burn::tensor::DType;
+use super::graph::Graph;
 use std::cell::RefCell;
 
 use burn::backend::Capture;
@@ -41,4 +43,35 @@ pub(super) fn mark(device: &Device, marks: &mut Vec<TensorId>) {
     if let Ok(primitive) = Tensor::<1>::zeros([1], device).try_into_primitive::<Capture>() {
         marks.push(primitive.id());
     }
+}
+
+/// A recorded step, with the positions and tensors in it that the recorder knows.
+pub(crate) struct Recording {
+    pub(crate) graph: Graph,
+    pub(crate) tensors: Vec<RecordedTensor>,
+    /// The distinct shapes of the tensors.
+    pub(crate) shapes: Vec<Vec<usize>>,
+    /// Indices of the first operation of the step, of the backward pass, of the update, and after the update.
+    pub(crate) phases: [usize; 4],
+    pub(crate) cuts: Vec<usize>,
+    /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
+    pub(crate) releases: Vec<usize>,
+    /// The role of each tensor, if it has one.
+    pub(crate) roles: Vec<Option<Role>>,
+}
+
+/// Shape and element type of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordedTensor {
+    /// Index into [`Recording::shapes`].
+    pub(crate) shape: u32,
+    pub(crate) dtype: DType,
+}
+
+/// The role of a tensor, with the path of its parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Role {
+    Parameter(String),
+    Gradient(String),
+    Updated(String),
 }

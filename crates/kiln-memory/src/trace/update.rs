@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::options::StepOptions;
 use super::recorder::mark;
-use super::recording::Role;
+use super::recorder::Role;
 use super::walk::{id_of, joined, untracked};
 
 /// The work of burn's `ModuleOptimizer::step`, which cannot be recorded itself.

@@ -7,7 +7,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Int, Tensor};
 
 use super::options::StepOptions;
-use super::recording::Role;
+use super::recorder::Role;
 
 type Tracked = Autodiff<Capture>;
 

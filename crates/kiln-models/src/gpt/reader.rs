@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::block::GptCache;
-use super::model::Gpt;
+use super::Gpt;
 use crate::Error;
 
 /// Reads a text of any length, and gives the logits of the token that comes next.

@@ -6,7 +6,7 @@ use burn::optim::{
 use burn::tensor::{Device, Tensor};
 
 use super::rule::{AdamRule, AdamWRule, Betas, Rule};
-use super::settings::Settings;
+use super::update::Settings;
 use super::update::{is_fused, update};
 
 /// burn's [`AdamW`] in one pass over parameter, gradient and moments on the CPU device (Loshchilov and Hutter 2019). torch calls such

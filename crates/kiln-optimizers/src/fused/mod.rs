@@ -5,12 +5,11 @@ mod adam;
 mod flex;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only kernels of the CPU device are called"))]
 mod rule;
-mod settings;
 mod sgd;
 mod update;
 
 pub(crate) use rule::Betas;
-pub(crate) use settings::Settings;
+pub(crate) use update::Settings;
 
 pub use adam::{FusedAdam, FusedAdamW};
 pub use sgd::{FusedSgd, FusedSgdState};

@@ -4,7 +4,7 @@ use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, St
 use burn::tensor::{Device, Tensor};
 
 use super::rule::{MomentumRule, SgdRule};
-use super::settings::Settings;
+use super::update::Settings;
 use super::update::{is_fused, update};
 
 /// burn's [`Sgd`](burn::optim::Sgd) in one pass over parameter, gradient and velocity on the CPU device, with momentum, dampening,

@@ -1,12 +1,15 @@
 //! A parameter's update on the devices that have one operation for it.
 
+use burn::config::Config;
+use serde_json::Value;
+use crate::error::Error;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
 use burn::backend::{Capture, DispatchDevice};
 use burn::tensor::{DType, Tensor};
 
 use super::rule::Rule;
-use crate::primitive::float;
+use crate::place::float;
 use kiln_operations::{like, operations};
 
 /// Whether [`update`] accepts the tensors: in f32, of one shape, without a graph, on the CPU device or a recording device.
@@ -45,6 +48,44 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
             let inputs = values.into_iter().chain([gradient]).collect();
             let mut made = operations(R::COST, inputs, &[], outputs).into_iter().map(Tensor::from_primitive::<Capture>);
             std::array::from_fn(|_| made.next().unwrap_or_else(|| unreachable!("as many outputs as were asked for")))
+        }
+    }
+}
+
+/// The fields of a configuration.
+pub(crate) struct Settings(Value);
+
+impl Settings {
+    pub(crate) fn of(config: &impl Config) -> Self {
+        Self(serde_json::to_value(config).unwrap_or_default())
+    }
+
+    /// A group of settings that may be absent.
+    pub(crate) fn group(&self, name: &str) -> Option<Self> {
+        let group = &self.0[name];
+        (!group.is_null()).then(|| Self(group.clone()))
+    }
+
+    /// A number. A number that is not finite has no form in a file and becomes NaN.
+    pub(crate) fn number(&self, name: &str) -> f64 {
+        self.0[name].as_f64().unwrap_or(f64::NAN)
+    }
+
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        self.0[name].as_bool().unwrap_or(false)
+    }
+
+    /// Refuses a number that `accepts` does not take.
+    pub(crate) fn check(
+        &self,
+        name: &'static str,
+        expected: &'static str,
+        accepts: impl FnOnce(f64) -> bool,
+    ) -> Result<(), Error> {
+        let value = self.number(name);
+        match accepts(value) {
+            true => Ok(()),
+            false => Err(Error::InvalidSetting { name, value: value.to_string(), expected }),
         }
     }
 }

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::moment::{Header, QuantizedMoment, TIME, check_shape, flatten_header, unflatten_header};
 use super::options::{Options, SecondMoment, setters};
-use super::steps::AdamWRule;
+use super::options::AdamWRule;
 use super::update::{in_f32, is_quantized, update};
 use crate::blocks::CodeBook;
 use crate::error::Error;

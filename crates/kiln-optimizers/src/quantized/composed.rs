@@ -13,7 +13,7 @@ use super::flex::update as fused_update;
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 #[cfg(test)]
-use super::steps::{AdamWRule, MomentumRule};
+use super::options::{AdamWRule, MomentumRule};
 use crate::blocks::{CodeBook, Noise};
 
 /// Values of a slice: a multiple of the block size of every code book.
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
     use crate::fused::Betas;
-    use crate::primitive::{float, int};
+    use crate::place::{float, int};
 
     /// Numbers that look random: of both signs, and of all sizes from 1 down to 2^-20.
     fn numbers(count: usize, seed: u64) -> Vec<f32> {

@@ -11,7 +11,6 @@ mod options;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only kernels of the CPU device are called"))]
 mod rule;
 mod sgd;
-mod steps;
 mod update;
 
 pub use adamw::{AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState};

@@ -1,5 +1,6 @@
 //! Settings that the optimizers share.
 
+use crate::fused::Betas;
 use crate::blocks::{CodeBook, Noise};
 
 /// The way in which an 8-bit optimizer keeps the second moment, the running mean of squared gradients.
@@ -65,3 +66,29 @@ macro_rules! setters {
     };
 }
 pub(super) use setters;
+
+/// A step of AdamW.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdamWRule {
+    pub(super) betas: Betas,
+    pub(super) epsilon: f32,
+    /// The factor of the parameter after weight decay: 1 without decay.
+    pub(super) keep: f32,
+    /// The learning rate, with the correction of the first moment.
+    pub(super) rate: f32,
+    /// The factor of the second moment's root that corrects it.
+    pub(super) root: f32,
+}
+
+/// A step of SGD with momentum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MomentumRule {
+    /// The factor of the parameter that is added to the gradient.
+    pub(super) penalty: Option<f32>,
+    /// The factor of the velocity.
+    pub(super) factor: f32,
+    /// The factor of the gradient.
+    pub(super) share: f32,
+    pub(super) nesterov: bool,
+    pub(super) rate: f32,
+}

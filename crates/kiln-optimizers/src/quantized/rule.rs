@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 #[cfg(feature = "cube")]
 use super::cube::{BlockwiseUpdate, Moment};
-use super::steps::{AdamWRule, MomentumRule};
+use super::options::{AdamWRule, MomentumRule};
 #[cfg(feature = "cube")]
 use crate::blocks::Noise;
 use crate::fused::Betas;

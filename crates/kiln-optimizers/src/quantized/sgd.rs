@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::moment::{Header, QuantizedMoment, check_shape, flatten_header, unflatten_header};
 use super::options::{Options, setters};
-use super::steps::MomentumRule;
+use super::options::MomentumRule;
 use super::update::{in_f32, is_quantized, update};
 use crate::blocks::CodeBook;
 use crate::error::Error;

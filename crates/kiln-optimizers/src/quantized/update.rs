@@ -10,7 +10,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 use crate::blocks::Noise;
-use crate::primitive::{float, int};
+use crate::place::{float, int};
 use kiln_operations::{like, operations};
 
 /// Whether moments of a parameter are kept as codes.

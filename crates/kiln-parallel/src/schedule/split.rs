@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::stages::{BlockCost, DeviceLimit, Load, SplitOptions, Stages, check, check_count};
+use super::{BlockCost, DeviceLimit, Load, SplitOptions, Stages, check, check_count};
 use crate::error::Error;
 
 impl Stages {

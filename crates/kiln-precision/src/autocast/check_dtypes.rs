@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::cast::{forget_last_used, last_used, recording};
-use super::policy::Policy;
+use super::Policy;
 use crate::Error;
 
 /// Finds operations whose operands would have different dtypes, without running the program: builds the model with `init` on

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use crate::figure::{bytes, share};
 use crate::html::percent_of;
 
-use super::report::{Change, MemoryPage};
+use super::{Change, MemoryPage};
 use super::terminal::{NO_BREAK, wrapped};
 
 /// Characters of a change's name on one line of the terminal.

@@ -11,7 +11,7 @@ use crate::plot::{Moment, Peak, Plot, Shape};
 use crate::series::{Points, envelope};
 
 use super::figures::{limits, nothing, place};
-use super::report::{Category, MemoryPage};
+use super::{Category, MemoryPage};
 use super::timeline::{Axis, Timeline, total};
 
 /// Columns of a drawing. Each shows the operation with the most bytes among those in it.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::figure::bytes;
 
-use super::report::{Category, MemoryPage, PredictedBuffer, PredictedStep};
+use super::{Category, MemoryPage, PredictedBuffer, PredictedStep};
 
 /// The largest ratio of a limit to the highest bytes at which the limit is part of the drawing.
 const NEAR: f64 = 2.0;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use super::figures::shape;
-use super::report::{Category, PredictedBuffer};
+use super::{Category, PredictedBuffer};
 
 /// The name under which buffers without a module are listed.
 const NO_MODULE: &str = "no module";

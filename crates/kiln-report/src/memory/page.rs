@@ -11,7 +11,7 @@ use super::changes;
 use super::drawing::{plot, top};
 use super::figures::{Limit, highest, largest, limits, nothing, phases, place, signed_percent};
 use super::modules::{Group, Kind, Part, modules};
-use super::report::{Category, MemoryPage, PredictedStep, relative_error};
+use super::{Category, MemoryPage, PredictedStep, relative_error};
 use super::timeline::{Axis, Timeline};
 
 /// The scripts of the page, in the order in which they run.

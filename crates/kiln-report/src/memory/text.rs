@@ -8,7 +8,7 @@ use crate::html::printable;
 use super::changes;
 use super::figures::{highest, largest, limits, phases, place, signed_percent};
 use super::modules::{Kind, Part, parts};
-use super::report::{MemoryPage, relative_error};
+use super::{MemoryPage, relative_error};
 use super::terminal::{WIDTH, columns, end};
 
 impl MemoryPage {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::align::align;
 use super::figures::{Limit, PhaseRow, limits, phases};
-use super::report::{Category, MemoryPage, PredictedStep};
+use super::{Category, MemoryPage, PredictedStep};
 
 /// The number of categories.
 const LAYERS: usize = Category::STACK.len();

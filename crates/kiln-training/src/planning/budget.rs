@@ -1,7 +1,7 @@
 //! The memory that a step may take.
 
 use burn::tensor::Device;
-use kiln_memory::CardMemory;
+use kiln_memory::GpuMemory;
 use serde::{Deserialize, Serialize};
 
 use super::host_memory;
@@ -35,7 +35,7 @@ impl MemoryBudget {
             }
         };
         let free = match device.memory_pool_usage() {
-            Some(_) => CardMemory::of_nvidia(card_index(device)).map(|memory| memory.free),
+            Some(_) => GpuMemory::of_nvidia(gpu_index(device)).map(|memory| memory.free),
             None => host_memory::available(),
         };
         let free = free.ok_or_else(|| Error::UnknownMemory { device: format!("{device:?}") })?;
@@ -48,7 +48,7 @@ fn invalid(value: &str, expected: &'static str) -> Error {
 }
 
 /// The index of a CUDA device as burn prints it.
-fn card_index(device: &Device) -> u32 {
+fn gpu_index(device: &Device) -> u32 {
     let text = format!("{device:?}");
     let digits: String = text.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or(0)

@@ -12,7 +12,7 @@ use kiln_recovery::{forget, reclaim, renewed};
 use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
 use super::readers::Uses;
-use super::staged::Staged;
+use super::Staged;
 use super::sums::{StageGradients, into_inner, lock};
 use crate::batch::Part;
 use crate::error::Error;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::events::Evaluation;
-use super::trainer::Trainer;
+use super::Trainer;
 use crate::checkpoints::STATE;
 use crate::error::Error;
 use crate::task::Task;

@@ -9,7 +9,7 @@ use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
 
 use super::builder::TrainerBuilder;
 use super::events::RunLength;
-use super::trainer::Trainer;
+use super::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use super::events::Evaluation;
-use super::trainer::Trainer;
+use super::Trainer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::source::BatchSource;

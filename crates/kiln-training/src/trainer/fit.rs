@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::events::{Evaluation, Event, Finish, RunLength};
-use super::trainer::Trainer;
+use super::Trainer;
 use crate::error::Error;
 use crate::source::{BatchSource, TrainingData};
 use crate::state::RunState;

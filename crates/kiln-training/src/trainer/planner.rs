@@ -8,7 +8,7 @@ use kiln_memory::{BackendProfile, Kernels};
 use kiln_precision::{Precision, Scaling};
 
 use super::builder::{AllowedOptimizer, TrainerBuilder};
-use super::trainer::MakeOptimizer;
+use super::MakeOptimizer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};

@@ -14,7 +14,7 @@ use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
 
 use super::attach::other_attachment;
-use super::trainer::Trainer;
+use super::Trainer;
 use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;

@@ -262,8 +262,8 @@ fn segments_are_offloaded_when_recomputation_alone_is_not_enough() {
     let _turn = beside();
     let (blocks, samples) = (8, 8 * SAMPLES);
     let builder = deep(one_chain, blocks, 0).with_micro_batch(samples);
-    let card = BackendProfile { fixed_bytes: 0, ..BackendProfile::cuda() };
-    let planner = builder.planner(&card, &batch(samples), samples).unwrap();
+    let gpu = BackendProfile { fixed_bytes: 0, ..BackendProfile::cuda() };
+    let planner = builder.planner(&gpu, &batch(samples), samples).unwrap();
     let every = (1..=blocks).map(|length| Plan::every(blocks, length).unwrap());
     let recomputed = every.map(|plan| planner.evaluate(Precision::F32, &plan, samples, 1).unwrap().peak_bytes);
     let (recomputed, offloaded) = (recomputed.min().unwrap(), least(&planner, Precision::F32));

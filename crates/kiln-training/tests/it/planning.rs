@@ -252,8 +252,8 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
         }
         builder.planner(profile, &batch(0, 8), 64).unwrap()
     };
-    let (cpu, mut card) = (BackendProfile::flex(), BackendProfile::cuda());
-    (card.fixed_bytes, card.launch) = (0, 0.0);
+    let (cpu, mut gpu) = (BackendProfile::flex(), BackendProfile::cuda());
+    (gpu.fixed_bytes, gpu.launch) = (0, 0.0);
     let other = |on_host| PlannedOptimizer::Other { name: "adamw8bit".into(), on_host };
     // The least bytes with one of the planner's optimizers, recomputed or not.
     let least = |planner: &Planner| {
@@ -272,7 +272,7 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
         all.iter().map(|(of, _)| of.clone()).collect::<Vec<_>>(),
         [PlannedOptimizer::Own, other(false), other(true)]
     );
-    for profile in [&cpu, &card] {
+    for profile in [&cpu, &gpu] {
         // Another optimizer is taken where nothing fits otherwise, and not before.
         let planner = made(profile, 1);
         let [own, small] = [ways(&planner)[0].1, ways(&planner)[1].1];
@@ -285,7 +285,7 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
         assert!(made(profile, 0).choose(own - 1).is_err(), "not without leave");
     }
     // On a GPU, state on the host has the same numbers: it is taken before another optimizer, if it is faster or nothing else fits.
-    let planner = made(&card, 7);
+    let planner = made(&gpu, 7);
     let all = ways(&planner);
     let [own, on_host] = [PlannedOptimizer::Own, PlannedOptimizer::OwnOnHost]
         .map(|which| all.iter().find(|(of, _)| *of == which).unwrap().1);

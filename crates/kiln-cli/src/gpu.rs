@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// A GPU, with the facts that measurements depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Card {
+pub struct Gpu {
     /// The name that NVIDIA gives it.
     pub name: String,
     /// The version of the driver.
@@ -23,7 +23,7 @@ pub struct Card {
     pub max_sm_mhz: Option<u32>,
 }
 
-impl Card {
+impl Gpu {
     /// The GPU number `index`. `None` without the feature `cuda`, a driver, or such a GPU, and if the driver is kiln-cuda-sim.
     #[cfg(feature = "cuda")]
     pub fn of(index: u32) -> Option<Self> {
@@ -35,12 +35,12 @@ impl Card {
             return None;
         }
         let nvml = Nvml::init().ok()?;
-        let card = nvml.device_by_index(index).ok()?;
+        let gpu = nvml.device_by_index(index).ok()?;
         let cuda = nvml.sys_cuda_driver_version().ok();
-        let compute = card.cuda_compute_capability().ok();
-        let memory = card.memory_info().ok()?;
+        let compute = gpu.cuda_compute_capability().ok();
+        let memory = gpu.memory_info().ok()?;
         Some(Self {
-            name: card.name().ok()?,
+            name: gpu.name().ok()?,
             driver: nvml.sys_driver_version().unwrap_or_else(|_| "unknown".into()),
             cuda: cuda.map_or("unknown".into(), |version| {
                 format!("{}.{}", cuda_driver_version_major(version), cuda_driver_version_minor(version))
@@ -48,8 +48,8 @@ impl Card {
             compute: compute.map_or("unknown".into(), |compute| format!("{}.{}", compute.major, compute.minor)),
             total_bytes: memory.total,
             free_bytes: memory.free,
-            power_limit_w: card.enforced_power_limit().ok().map(|milliwatts| f64::from(milliwatts) / 1e3),
-            max_sm_mhz: card.max_clock_info(Clock::SM).ok(),
+            power_limit_w: gpu.enforced_power_limit().ok().map(|milliwatts| f64::from(milliwatts) / 1e3),
+            max_sm_mhz: gpu.max_clock_info(Clock::SM).ok(),
         })
     }
 
@@ -61,7 +61,7 @@ impl Card {
 }
 
 /// The number of the NVIDIA GPU that `--device` names. `None` for another device.
-pub fn card_index(device: &str) -> Option<u32> {
+pub fn gpu_index(device: &str) -> Option<u32> {
     device.strip_prefix("cuda").map(|rest| rest.trim_start_matches(':').parse().unwrap_or(0))
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_name_contains_the_number_of_its_card() {
-        assert_eq!((card_index("cuda:3"), card_index("cuda"), card_index("flex")), (Some(3), Some(0), None));
+    fn a_device_name_contains_the_number_of_its_gpu() {
+        assert_eq!((gpu_index("cuda:3"), gpu_index("cuda"), gpu_index("flex")), (Some(3), Some(0), None));
     }
 }

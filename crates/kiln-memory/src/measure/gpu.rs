@@ -2,14 +2,14 @@
 
 /// Memory of a whole GPU, whichever process uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CardMemory {
+pub struct GpuMemory {
     /// Bytes of the GPU's memory.
     pub total: u64,
     /// Bytes that no process has taken.
     pub free: u64,
 }
 
-impl CardMemory {
+impl GpuMemory {
     /// Reads the memory of GPU number `index` from NVIDIA's management library, which is loaded at the first call. `None` without the
     /// feature `nvml`, without NVIDIA's driver, and without such a GPU.
     pub fn of_nvidia(index: u32) -> Option<Self> {
