@@ -11,8 +11,8 @@ use super::comparison;
 use super::findings::{Findings, Outcome, Table};
 use super::runner::all;
 use kiln_cli::atomic::replace;
-use kiln_cli::gpu::gpu_index;
 use kiln_cli::fixtures;
+use kiln_cli::gpu::gpu_index;
 
 const HEAD: &str = "\
 # Results on GPUs
@@ -50,10 +50,10 @@ fn rendered(root: &Path) -> String {
 /// The page of some runs, each with the name of its directory and its items. Runs that are not on a GPU are left out.
 fn page(runs: &[(String, Vec<Findings>)]) -> String {
     let mut page = HEAD.to_owned();
-    let of_cards = |items: &&(String, Vec<Findings>)| {
-        items.1.first().is_some_and(|findings| card_index(&findings.provenance.device).is_some())
+    let of_gpus = |items: &&(String, Vec<Findings>)| {
+        items.1.first().is_some_and(|findings| gpu_index(&findings.provenance.device).is_some())
     };
-    for (name, items) in runs.iter().filter(of_cards) {
+    for (name, items) in runs.iter().filter(of_gpus) {
         section(&mut page, name, items);
     }
     if page.len() == HEAD.len() {
@@ -64,17 +64,17 @@ fn page(runs: &[(String, Vec<Findings>)]) -> String {
 
 fn section(page: &mut String, name: &str, items: &[Findings]) {
     let from = &items[0].provenance;
-    let card = from.card.as_ref();
-    let _ = writeln!(page, "## {}, {}\n", card.map_or("an unknown GPU", |card| &card.name), from.date);
-    if let Some(card) = card {
+    let gpu = from.gpu.as_ref();
+    let _ = writeln!(page, "## {}, {}\n", gpu.map_or("an unknown GPU", |gpu| &gpu.name), from.date);
+    if let Some(gpu) = gpu {
         let _ = writeln!(
             page,
             "{}, compute capability {}, driver {}, CUDA {}; {} with {} processors; burn {}, CubeCL {}; Kiln \
              {}, {} build; {} sizes. Files: [{name}](../benches/results/gpu/{name}).\n",
-            ByteSize(card.total_bytes),
-            card.compute,
-            card.driver,
-            card.cuda,
+            ByteSize(gpu.total_bytes),
+            gpu.compute,
+            gpu.driver,
+            gpu.cuda,
             from.processor,
             from.cores,
             from.burn,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_a_card_is_shown_with_what_failed_and_one_of_the_cpu_is_not() {
+    fn a_run_of_a_gpu_is_shown_with_what_failed_and_one_of_the_cpu_is_not() {
         let mut findings = Findings::new(2, Provenance::example());
         findings.outcome = Outcome::Fail;
         findings.seconds = 3.24;
@@ -205,7 +205,7 @@ mod tests {
         });
         let text = page(&[("example-2026-11-21".into(), both.to_vec())]);
         assert!(text.contains("### Kiln beside PyTorch") && text.contains("| 100 | 30 | 3.333 |"), "{text}");
-        findings.provenance = Provenance { device: "flex".into(), card: None, ..findings.provenance };
+        findings.provenance = Provenance { device: "flex".into(), gpu: None, ..findings.provenance };
         assert_eq!(page(&[("flex".into(), vec![findings])]), page(&[]));
         assert!(page(&[]).contains("Nothing has been measured on a GPU yet"));
     }

@@ -8,7 +8,6 @@
 
 mod advice;
 pub mod atomic;
-pub mod gpu;
 mod cli;
 mod command;
 mod compress;
@@ -18,6 +17,7 @@ mod export;
 pub mod fetch;
 pub mod fixtures;
 mod given;
+pub mod gpu;
 pub mod heap;
 pub mod host;
 mod interrupt;
@@ -42,6 +42,7 @@ mod settings_file;
 mod shell;
 mod train;
 mod trained;
+pub mod units;
 pub mod usage;
 mod values;
 mod words;

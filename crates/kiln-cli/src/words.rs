@@ -17,9 +17,6 @@ pub(crate) fn numbered<N: PartialEq + From<u8>>(count: N, noun: &str) -> String 
     }
 }
 
-/// Bytes of a MiB.
-pub const MIB: f64 = (1 << 20) as f64;
-
 #[cfg(test)]
 mod tests {
     use super::counted;

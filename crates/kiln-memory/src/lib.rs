@@ -46,7 +46,7 @@ mod trace;
 pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
 pub use measure::{
-    GpuMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter, thread_scratch_bytes,
+    CountingAllocator, GpuMemory, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter, thread_scratch_bytes,
     warm_thread, warm_threads,
 };
 pub use predict::{

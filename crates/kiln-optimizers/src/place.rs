@@ -1,10 +1,9 @@
-//! The memory that a device's tensors are in.
+//! The memory that a device's tensors are in, and tensors of a known backend.
 
+use burn::backend::DispatchDevice;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, DispatchKindConversion, DispatchTensor};
-use burn::tensor::{Int, Tensor};
-use burn::backend::DispatchDevice;
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor};
 
 /// The memory in which a device has its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

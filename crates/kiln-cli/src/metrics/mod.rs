@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 use kiln_data::printable;
 use serde_json::Value;
 
+use crate::atomic::replace;
 use events::EventFile;
 use lines::{Columns, METRICS, rows_until, step, texts};
-use crate::atomic::replace;
 
 pub(crate) use lines::read;
 

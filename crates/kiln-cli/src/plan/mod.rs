@@ -17,8 +17,6 @@ use kiln_precision::{Policy, Precision};
 use kiln_training::{OptimizerConfig, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
-use table::{Facts, legend, table};
-use {candidates, command, divided};
 use crate::cli::{Plan, PlanArgs};
 use crate::output::print_json;
 use crate::pipelines::NextToken;
@@ -26,6 +24,7 @@ use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
 use crate::usage::Usage;
 use crate::words::counted;
+use table::{Facts, legend, table};
 
 pub(crate) use divided::{devices, heading};
 

@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param, Reparameterization};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use low_rank::{Adapter, LowRank};
 use crate::Error;
 use crate::parameters::{Edit, Item, Place, dense, edited, sites_by_path, walk};
 
@@ -32,7 +31,7 @@ pub struct Factors {
 
 impl Factors {
     /// I, R and O.
-    pub(super) fn sizes(&self) -> [usize; 3] {
+    fn sizes(&self) -> [usize; 3] {
         [self.a.shape()[0], self.a.shape()[1], self.b.shape()[1]]
     }
 
@@ -76,7 +75,7 @@ impl Factors {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapters {
-    pub(super) by_path: BTreeMap<String, Factors>,
+    by_path: BTreeMap<String, Factors>,
 }
 
 impl Adapters {

@@ -8,8 +8,8 @@ use std::{fs, io};
 use burn::tensor::{DType, TensorData};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
-use super::{Adapters, Factors};
 use super::peft_config::{Config, none};
+use super::{Adapters, Factors};
 use crate::Error;
 use crate::files::{self, Stored, views};
 

@@ -18,10 +18,7 @@ use std::sync::Arc;
 use crate::error::Error;
 
 use codec::Codec;
-use pixels::image::Image;
-use pixels::orientation::Orientation;
 use pixels::resample;
-use pixels::view::View;
 use plan::{Planner, within};
 use source::{Input, Reader};
 
@@ -98,29 +95,29 @@ impl ImageFile {
     }
 
     /// How its pixels are coded.
-    pub(super) fn codec(&self) -> &Codec {
+    fn codec(&self) -> &Codec {
         &self.codec
     }
 
-    pub(super) fn path(&self) -> &Path {
+    fn path(&self) -> &Path {
         &self.path
     }
 
     /// The file from its first byte on.
-    pub(super) fn into_reader(mut self) -> Result<Reader, Error> {
+    fn into_reader(mut self) -> Result<Reader, Error> {
         self.reader.rewind().map_err(|e| Error::read(&self.path, e))?;
         Ok(self.reader)
     }
 
     /// The file without its orientation: decoding gives the image as it is stored.
-    pub(super) fn into_stored(mut self) -> Self {
+    fn into_stored(mut self) -> Self {
         [self.header.height, self.header.width] = self.header.stored_size();
         self.header.orientation = Default::default();
         self
     }
 
     /// A plan for all pixels.
-    pub(super) fn whole_plan(&self, channels: usize, limit: u64) -> Result<DecodePlan, Error> {
+    fn whole_plan(&self, channels: usize, limit: u64) -> Result<DecodePlan, Error> {
         let view = View::whole(self.header.height, self.header.width);
         let options =
             DecodeOptions::new().with_limit(limit).with_oversized(Oversized::Refuse).with_quality(Quality::Exact);

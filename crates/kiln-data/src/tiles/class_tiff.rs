@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, Seek, Write};
 use std::path::Path;
 
 use ::tiff::TiffError;
-use ::tiff::Decoder;
+use ::tiff::decoder::Decoder;
 use ::tiff::encoder::{DirectoryEncoder, TiffEncoder, TiffKind, TiffKindBig, TiffKindStandard};
 use ::tiff::tags::{ByteOrder, CompressionMethod, PhotometricInterpretation, SampleFormat, Tag, Type, ValueBuffer};
 use flate2::Compression;

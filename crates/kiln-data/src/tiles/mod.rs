@@ -252,12 +252,12 @@ impl TileSet {
     }
 
     /// The most bytes that reading one tile takes.
-    pub(super) fn reading_bytes(&self) -> u64 {
+    fn reading_bytes(&self) -> u64 {
         self.sources.iter().map(|source| source.bytes).max().unwrap_or(0)
     }
 
     /// Reads tile `id` when the budget of `worker` has room.
-    pub(super) fn read(&self, id: usize, plan: &BatchPlan, worker: &Worker) -> Result<Patch, Error> {
+    fn read(&self, id: usize, plan: &BatchPlan, worker: &Worker) -> Result<Patch, Error> {
         let place = self.place(id);
         let source = &self.sources[place.image];
         let limit = worker.image_limit();

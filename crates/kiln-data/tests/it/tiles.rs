@@ -362,7 +362,7 @@ fn classes_lie_where_their_image_does() {
     write_classes::<Error>(&path, [187, 152], 3, Some(like), |rows| (0..187).try_for_each(|y| rows.row(&[y % 3; 152])))
         .unwrap();
     let tags = |path: &Path| {
-        let mut decoder = tiff::Decoder::new(fs::File::open(path).unwrap()).unwrap();
+        let mut decoder = tiff::decoder::Decoder::new(fs::File::open(path).unwrap()).unwrap();
         [33550, 33922, 34735, 34736, 34737].map(|tag| {
             decoder.find_tag(tiff::tags::Tag::from_u16_exhaustive(tag)).unwrap().map(|tag| format!("{tag:?}"))
         })

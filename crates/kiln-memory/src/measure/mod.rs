@@ -1,7 +1,7 @@
 //! Memory that is in use: on the heap, in a device's pool, and over one training step.
 
-use serde::{Deserialize, Serialize};
 use crate::category::Phase;
+use serde::{Deserialize, Serialize};
 mod allocator;
 mod gpu;
 mod open_spans;
@@ -127,7 +127,7 @@ impl Meter {
     }
 
     /// Live bytes for readings at a high rate from another thread. `None` if a reading waits for the device.
-    pub(super) fn sampled_bytes(&self) -> Option<u64> {
+    fn sampled_bytes(&self) -> Option<u64> {
         self.is_exact().then(|| self.live_bytes())
     }
 

@@ -7,12 +7,12 @@ use crate::error::Error;
 use crate::trace::{StepTrace, TraceRole};
 
 use super::layout::Layout;
-use super::memory::Block;
 use super::margin::overheads;
-use super::{Buffer, Operation, PhasePeak, Prediction};
+use super::memory::Block;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 use super::time::Clock;
+use super::{Buffer, Operation, PhasePeak, Prediction};
 
 impl StepTrace {
     /// Predicts every buffer of the step at a batch size on a device, and the peak.

@@ -1,8 +1,9 @@
-//! The margin that is kept between a predicted peak and a limit.
+//! What a prediction adds to tensors: the margin between a peak and a limit, and memory beside burn's tensors.
 
+use super::profile::BackendProfile;
 use crate::category::Category;
 use crate::trace::StepTrace;
-use super::profile::BackendProfile;
+
 const MARGIN_PARTS: u64 = 50;
 
 /// The part of a predicted peak that must be free in addition to the peak itself: 2 %.

@@ -1,7 +1,7 @@
 //! The value with which the forward pass of a recording gets its device and batch size, and marks positions.
 
-use burn::tensor::DType;
 use super::graph::Graph;
+use burn::tensor::DType;
 use std::cell::RefCell;
 
 use burn::backend::Capture;

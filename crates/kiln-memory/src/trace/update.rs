@@ -10,8 +10,8 @@ use burn::optim::{DynOptimizer, DynState, GradientsParams};
 use burn::tensor::{Device, Tensor};
 
 use super::options::StepOptions;
-use super::recorder::mark;
 use super::recorder::Role;
+use super::recorder::mark;
 use super::walk::{id_of, joined, untracked};
 
 /// The work of burn's `ModuleOptimizer::step`, which cannot be recorded itself.

@@ -18,10 +18,9 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::LinearCrossEntropy;
 
-use block::{GptBlock, GptCache, KeysValues, Position};
-use config::GptConfig;
 use crate::Error;
 use crate::layers::{layer_norm, output, usable};
+use block::{KeysValues, Position};
 
 /// GPT-2's `initializer_range`.
 const STD: f64 = 0.02;
@@ -75,7 +74,7 @@ impl Gpt {
     }
 
     /// The device of the embedding. Token ids must be on it.
-    pub(super) fn device(&self) -> Device {
+    fn device(&self) -> Device {
         self.wte.weight.val().device()
     }
 

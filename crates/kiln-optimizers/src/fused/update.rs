@@ -1,12 +1,12 @@
 //! A parameter's update on the devices that have one operation for it.
 
-use burn::config::Config;
-use serde_json::Value;
 use crate::error::Error;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
 use burn::backend::{Capture, DispatchDevice};
+use burn::config::Config;
 use burn::tensor::{DType, Tensor};
+use serde_json::Value;
 
 use super::rule::Rule;
 use crate::place::float;

@@ -9,13 +9,13 @@ mod tests;
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use recording::{Mark, mark};
-use state::{Kept, copied_to};
 use crate::chunks::{Chunks, by_chunks, positive};
 use crate::elementwise::Elementwise;
 use crate::error::Error;
 use crate::parts::Parts;
 use crate::place::Place;
+use recording::{Mark, mark};
+use state::{Kept, copied_to};
 
 pub use any::OffloadedAny;
 pub use state::OffloadedState;
@@ -57,7 +57,7 @@ pub use state::OffloadedState;
 pub struct Offloaded<O> {
     optimizer: O,
     /// Elements of a chunk.
-    pub(super) elements: usize,
+    elements: usize,
 }
 
 impl<O: Optimizer> Offloaded<O> {
@@ -79,7 +79,7 @@ impl<O: Optimizer> Offloaded<O> {
     }
 
     /// A step on a device whose memory is at `place`.
-    pub(super) fn step_at<const D: usize>(
+    fn step_at<const D: usize>(
         &self,
         place: Place,
         lr: LearningRate,

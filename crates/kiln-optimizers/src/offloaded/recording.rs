@@ -4,8 +4,8 @@ use burn::backend::Capture;
 use burn::tensor::{Device, Tensor};
 use kiln_operations::{Cost, operations};
 
+use crate::place;
 use crate::place::Place;
-use crate::primitive;
 
 /// The beginning of a copy, or its end. The n-th mark of one kind belongs to the n-th mark of the other.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub(super) fn mark(place: Place, mark: Mark, device: &Device) {
             Mark::FromHost => const { &Cost::new("kiln::state_from_host") },
             Mark::ToHost => const { &Cost::new("kiln::state_to_host") },
         };
-        let empty = primitive::float::<Capture, 1>(Tensor::zeros([0], device));
+        let empty = place::float::<Capture, 1>(Tensor::zeros([0], device));
         operations(cost, vec![empty], &[], vec![]);
     }
 }

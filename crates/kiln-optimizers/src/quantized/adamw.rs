@@ -7,8 +7,8 @@ use burn::optim::{
 use burn::tensor::{Device, Tensor};
 
 use super::moment::{Header, QuantizedMoment, TIME, check_shape, flatten_header, unflatten_header};
-use super::options::{Options, SecondMoment, setters};
 use super::options::AdamWRule;
+use super::options::{Options, SecondMoment, setters};
 use super::update::{in_f32, is_quantized, update};
 use crate::blocks::CodeBook;
 use crate::error::Error;

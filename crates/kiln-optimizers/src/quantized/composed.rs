@@ -11,9 +11,9 @@ use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData}
 #[cfg(all(test, feature = "flex"))]
 use super::flex::update as fused_update;
 use super::moment::QuantizedMoment;
-use super::rule::Rule;
 #[cfg(test)]
 use super::options::{AdamWRule, MomentumRule};
+use super::rule::Rule;
 use crate::blocks::{CodeBook, Noise};
 
 /// Values of a slice: a multiple of the block size of every code book.

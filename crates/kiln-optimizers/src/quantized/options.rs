@@ -1,7 +1,7 @@
 //! Settings that the optimizers share.
 
-use crate::fused::Betas;
 use crate::blocks::{CodeBook, Noise};
+use crate::fused::Betas;
 
 /// The way in which an 8-bit optimizer keeps the second moment, the running mean of squared gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

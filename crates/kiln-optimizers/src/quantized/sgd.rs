@@ -4,8 +4,8 @@ use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, St
 use burn::tensor::{Device, Tensor};
 
 use super::moment::{Header, QuantizedMoment, check_shape, flatten_header, unflatten_header};
-use super::options::{Options, setters};
 use super::options::MomentumRule;
+use super::options::{Options, setters};
 use super::update::{in_f32, is_quantized, update};
 use crate::blocks::CodeBook;
 use crate::error::Error;

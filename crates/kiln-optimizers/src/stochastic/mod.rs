@@ -1,8 +1,5 @@
 //! Any optimizer on parameters in bf16, which are rounded stochastically.
 
-use burn::optim::{RecordState, StateSink, StateSource, join_path};
-use burn::tensor::Device;
-use crate::parts::Parts;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "rounding itself is a kernel of the CPU device"))]
 mod bits;
 mod composed;
@@ -11,17 +8,16 @@ mod flex;
 mod noise;
 mod round;
 
-use burn::optim::{LearningRate, Optimizer};
+use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource, join_path};
 use burn::tensor::{DType, Device, Tensor};
 
-use noise::{Key, mixed};
-use round::{round, widened};
 use crate::chunks::{Chunks, by_chunks, positive};
 use crate::elementwise::Elementwise;
 use crate::error::Error;
 use crate::parts::Parts;
 use crate::place::Place;
-
+use noise::{Key, mixed};
+use round::{round, widened};
 
 /// Any burn optimizer on parameters in bf16 without a master copy: the update is computed in f32, and the result is rounded to bf16
 /// stochastically (Gupta et al. 2015; for bf16: Zamirai et al. 2020, "Revisiting BFloat16 Training"; torchao's `bf16_stochastic_round`).
@@ -162,10 +158,10 @@ fn salt<const D: usize>(parameter: &Tensor<D>) -> u64 {
 #[derive(Clone, Debug)]
 pub struct StochasticState<S> {
     /// Number of steps so far.
-    pub(super) step: u64,
+    step: u64,
     /// Makes this parameter's noise different from the noise of others.
-    pub(super) salt: u64,
-    pub(super) inner: Option<Parts<S>>,
+    salt: u64,
+    inner: Option<Parts<S>>,
 }
 
 impl<S: RecordState> RecordState for StochasticState<S> {

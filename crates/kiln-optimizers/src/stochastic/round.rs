@@ -6,7 +6,7 @@ use burn::backend::{Capture, DispatchDevice, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 
 use super::noise::Key;
-use crate::primitive;
+use crate::place;
 use kiln_operations::{Cost, operation};
 
 /// The cost of rounding values in f32.
@@ -17,7 +17,7 @@ pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
     match values.device().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) if values.dtype() == DType::BF16 => {
-            Tensor::from_primitive::<Flex>(super::flex::widened(&primitive::float::<Flex, D>(values)))
+            Tensor::from_primitive::<Flex>(super::flex::widened(&place::float::<Flex, D>(values)))
         }
         _ => values.cast(DType::F32),
     }
@@ -28,10 +28,10 @@ pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -
     match values.device().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => {
-            Tensor::from_primitive::<Flex>(super::flex::round(&primitive::float::<Flex, D>(values), first, key))
+            Tensor::from_primitive::<Flex>(super::flex::round(&place::float::<Flex, D>(values), first, key))
         }
         DispatchDevice::Capture(_) => {
-            let values = primitive::float::<Capture, D>(values);
+            let values = place::float::<Capture, D>(values);
             let output = (values.shape(), DType::BF16);
             let [rounded] = operation(&ROUND, vec![values], &[], [output]);
             Tensor::from_primitive::<Capture>(rounded)

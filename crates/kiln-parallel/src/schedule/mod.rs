@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use units::{duration, size};
 use crate::error::Error;
+use units::{duration, size};
 
 pub use order::Schedule;
 pub(crate) use order::in_turns;
@@ -129,11 +129,11 @@ impl Stages {
         Ok(Self::of(bounds.windows(2).map(|pair| pair[0]..pair[1]).collect()))
     }
 
-    pub(super) fn of(ranges: Vec<Range<usize>>) -> Self {
+    fn of(ranges: Vec<Range<usize>>) -> Self {
         Self { ranges, loads: vec![] }
     }
 
-    pub(super) fn and_loads(self, loads: Vec<Load>) -> Self {
+    fn and_loads(self, loads: Vec<Load>) -> Self {
         Self { loads, ..self }
     }
 
@@ -160,7 +160,7 @@ impl Stages {
 }
 
 /// Checks that all numbers are possible.
-pub(super) fn check(blocks: &[BlockCost], devices: &[DeviceLimit], options: &SplitOptions) -> Result<(), Error> {
+fn check(blocks: &[BlockCost], devices: &[DeviceLimit], options: &SplitOptions) -> Result<(), Error> {
     if options.micro_batches == 0 {
         return Err(Error::invalid("micro_batches", 0, "at least 1"));
     }
@@ -178,7 +178,7 @@ pub(super) fn check(blocks: &[BlockCost], devices: &[DeviceLimit], options: &Spl
     Ok(())
 }
 
-pub(super) fn check_count(blocks: usize, stages: usize) -> Result<(), Error> {
+fn check_count(blocks: usize, stages: usize) -> Result<(), Error> {
     if blocks == 0 {
         return Err(Error::invalid("blocks", 0, "at least 1"));
     }

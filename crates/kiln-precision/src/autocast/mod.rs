@@ -10,9 +10,9 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use parameters::{Parameters, Place};
 use crate::Error;
 use crate::precision::Precision;
+use parameters::{Parameters, Place};
 
 pub use cast::{Autocast, CastTo, in_f32, uncast};
 pub use check_dtypes::check_dtypes;

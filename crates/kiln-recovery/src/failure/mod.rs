@@ -11,8 +11,6 @@ use std::{fmt, io};
 use burn::tensor::ExecutionError;
 use serde::{Deserialize, Serialize};
 
-use messages::{self};
-
 pub use injector::Injector;
 pub use messages::Kind;
 

@@ -5,8 +5,8 @@ use maud::{Markup, html};
 use crate::figure::{bytes, share};
 use crate::html::percent_of;
 
-use super::{Change, MemoryPage};
 use super::terminal::{NO_BREAK, wrapped};
+use super::{Change, MemoryPage};
 
 /// Characters of a change's name on one line of the terminal.
 const NAME: usize = 40;

@@ -11,8 +11,8 @@ use crate::plot::{Moment, Peak, Plot, Shape};
 use crate::series::{Points, envelope};
 
 use super::figures::{limits, nothing, place};
-use super::{Category, MemoryPage};
 use super::timeline::{Axis, Timeline, total};
+use super::{Category, MemoryPage};
 
 /// Columns of a drawing. Each shows the operation with the most bytes among those in it.
 const COLUMNS: usize = 1000;

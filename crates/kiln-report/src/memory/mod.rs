@@ -197,7 +197,7 @@ impl Category {
     ];
 
     /// The name of its colour, which is its name in JSON; its name for readers; its description in one sentence.
-    pub(super) fn words(self) -> [&'static str; 3] {
+    fn words(self) -> [&'static str; 3] {
         match self {
             Self::Parameter => {
                 ["parameter", "parameters", "Weights and biases, and buffers such as running statistics."]
@@ -230,7 +230,7 @@ impl Category {
         }
     }
 
-    pub(super) fn slug(self) -> &'static str {
+    fn slug(self) -> &'static str {
         self.words()[0]
     }
 }
@@ -261,7 +261,7 @@ impl MemoryPage {
 }
 
 /// See [`MemoryPage::error`].
-pub(super) fn relative_error(predicted: Option<u64>, measured: Option<u64>) -> Option<f64> {
+fn relative_error(predicted: Option<u64>, measured: Option<u64>) -> Option<f64> {
     let (predicted, measured) = (predicted? as f64, measured? as f64);
     (measured > 0.0).then(|| predicted / measured - 1.0)
 }

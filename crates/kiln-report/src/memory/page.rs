@@ -11,8 +11,8 @@ use super::changes;
 use super::drawing::{plot, top};
 use super::figures::{Limit, highest, largest, limits, nothing, phases, place, signed_percent};
 use super::modules::{Group, Kind, Part, modules};
-use super::{Category, MemoryPage, PredictedStep, relative_error};
 use super::timeline::{Axis, Timeline};
+use super::{Category, MemoryPage, PredictedStep, relative_error};
 
 /// The scripts of the page, in the order in which they run.
 const SCRIPTS: [&str; 3] = [include_str!("timeline.js"), include_str!("moment.js"), include_str!("controls.js")];

@@ -8,8 +8,8 @@ use crate::html::printable;
 use super::changes;
 use super::figures::{highest, largest, limits, phases, place, signed_percent};
 use super::modules::{Kind, Part, parts};
-use super::{MemoryPage, relative_error};
 use super::terminal::{WIDTH, columns, end};
+use super::{MemoryPage, relative_error};
 
 impl MemoryPage {
     /// Tables for the terminal, 80 columns wide: peaks, phases, categories at the peak, its `groups` largest groups of buffers by module,

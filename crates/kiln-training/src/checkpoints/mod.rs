@@ -10,8 +10,8 @@ use burn::module::Module;
 use burn::store::ModuleRecord;
 use serde::{Deserialize, Serialize};
 
-use manifest::{FILES, Fault, seal, sync, verify};
 use crate::error::Error;
+use manifest::{FILES, Fault, seal, sync, verify};
 
 pub(crate) use manifest::{MANIFEST, MODEL, OPTIMIZER, STATE};
 

@@ -274,7 +274,7 @@ impl Planner {
     }
 
     /// Predicts a recorded step under a plan, and compares it with a limit.
-    pub(super) fn of(
+    fn of(
         &self,
         step: &RecordedStep,
         precision: Precision,

@@ -13,7 +13,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_parallel::Timeline;
 
-use readers::{Uses};
+use readers::Uses;
 use sums::lock;
 
 pub use division::StagesConfig;
@@ -28,9 +28,9 @@ pub(crate) use readers::Readers;
 /// The stages of a run.
 pub(crate) struct Staged {
     pub(crate) division: Division,
-    pub(super) readers: Readers,
+    readers: Readers,
     /// The actions of the stages with their times, of the last attempt that succeeded.
-    pub(super) timeline: Mutex<Option<Timeline>>,
+    timeline: Mutex<Option<Timeline>>,
     /// Measures the memory of each stage, which then work in turns.
     pub(crate) meter: Option<StageMeter>,
 }

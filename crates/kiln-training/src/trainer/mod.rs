@@ -23,8 +23,6 @@ use kiln_memory::{Measured, Meter, Prediction, thread_scratch_bytes};
 use kiln_precision::ScalerState;
 use kiln_recovery::Recovery;
 
-use attach::Edit;
-use watch::Watch;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{DeviceLayout, Planner, Remedy, RunPlan, StageLoad, StagePlan, StepPlan};
@@ -33,14 +31,16 @@ use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
 use crate::transaction::{CHUNKS, Compute, ModelState, chunk_bytes};
+use attach::Edit;
+use watch::Watch;
 
 pub use builder::TrainerBuilder;
 pub use config::{CheckpointConfig, MemoryConfig, RunConfig};
 pub use evaluate::{evaluate, evaluate_in_parts};
 pub use events::{Evaluation, Event, Finish, Intervals, RunLength};
 
-pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
-pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
+type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
+type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 
 /// A model in training inside a memory budget. Made by [`Trainer::builder`].
 ///
@@ -52,40 +52,40 @@ pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 /// A step seeds the device's random numbers, which burn keeps once per process. Trainers in threads of one process therefore take turns
 /// where their models draw random numbers, and each repeats bit for bit.
 pub struct Trainer<T: Task> {
-    pub(super) task: T,
-    pub(super) run: ModelState<T::Model>,
-    pub(super) optimizer: MakeOptimizer<T::Model>,
-    pub(super) recovery: Option<Recovery>,
+    task: T,
+    run: ModelState<T::Model>,
+    optimizer: MakeOptimizer<T::Model>,
+    recovery: Option<Recovery>,
     /// Whether measured peaks tell the recovery which sizes fit.
-    pub(super) learns_peaks: bool,
+    learns_peaks: bool,
     /// The limit of samples on the device at once, in a run without recovery. `None`: the whole batch.
-    pub(super) micro_batch: Option<usize>,
+    micro_batch: Option<usize>,
     /// The checkpoint plan, followed by stronger plans, each of which keeps less than the one before.
-    pub(super) plans: Vec<Plan>,
+    plans: Vec<Plan>,
     /// Whether blocks may draw random numbers.
-    pub(super) draws_random: bool,
-    pub(super) planner: Option<Planner>,
-    pub(super) plan: Option<RunPlan>,
-    pub(super) limit: Option<u64>,
-    pub(super) meter: Option<Meter>,
-    pub(super) watch: Arc<Watch>,
-    pub(super) length: RunLength,
+    draws_random: bool,
+    planner: Option<Planner>,
+    plan: Option<RunPlan>,
+    limit: Option<u64>,
+    meter: Option<Meter>,
+    watch: Arc<Watch>,
+    length: RunLength,
     /// Samples of the data that the run began with, once it has seen data.
-    pub(super) samples: Option<usize>,
+    samples: Option<usize>,
     /// Batches of an epoch, once the data is known.
-    pub(super) batches: Option<usize>,
-    pub(super) checkpoints: CheckpointConfig,
-    pub(super) progress: Progress,
+    batches: Option<usize>,
+    checkpoints: CheckpointConfig,
+    progress: Progress,
     /// The step of the newest checkpoint that this trainer has read or written.
-    pub(super) saved: u64,
-    pub(super) observer: Option<Observer>,
-    pub(super) edit: Option<Edit<T::Model>>,
+    saved: u64,
+    observer: Option<Observer>,
+    edit: Option<Edit<T::Model>>,
     /// The step before which the model was last edited.
-    pub(super) edited: Option<u64>,
+    edited: Option<u64>,
     /// Computes gradients: one micro-batch after the other, or in stages.
-    pub(super) compute: Compute<T>,
+    compute: Compute<T>,
     /// The stages that the model is divided into, if any.
-    pub(super) staged: Option<Staged>,
+    staged: Option<Staged>,
 }
 
 impl<T: Task> Trainer<T> {

@@ -12,12 +12,11 @@ use burn::tensor::Device;
 use kiln_data::{DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Order, Remainder, TrainTest, Transform};
 use kiln_models::ClassifierConfig;
 
-use predictions;
-use settings::{about_files};
 use crate::pipelines::run::{Run, Setup};
 use crate::pipelines::teacher::TeacherModel;
 use crate::usage::Usage;
 use crate::{device, fixtures};
+use settings::about_files;
 
 pub use class_counts::ClassCounts;
 pub use settings::{ClassifySettings, DEFAULT, ImageSettings, Images, Network, fixture_recipe, recipe};

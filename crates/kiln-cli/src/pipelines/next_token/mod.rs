@@ -8,7 +8,6 @@ use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TrainTest};
 
-use continuation;
 use crate::host::cache_directory;
 use crate::pipelines::run::{Run, Setup};
 use crate::pipelines::settings::RunSettings;

@@ -13,12 +13,12 @@ use burn::tensor::Device;
 use kiln_data::{TileSet, printable};
 use kiln_training::Error;
 
-use data::{loaders};
-use picture::Pictures;
 use crate::device;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
 use crate::usage::Usage;
 use crate::words::counted;
+use data::loaders;
+use picture::Pictures;
 
 pub use data::{TileSets, part, test_loader, tiles};
 pub use picture::{class_colour, every_nth_pixel};

@@ -3,7 +3,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use ::tiff::TiffError;
-use ::tiff::{ChunkType, Decoder, Limits};
+use ::tiff::decoder::{ChunkType, Decoder, Limits};
 use ::tiff::tags::Tag;
 
 use crate::decode::formats::jpeg;

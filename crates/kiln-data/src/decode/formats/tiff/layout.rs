@@ -3,7 +3,7 @@
 use std::io::{Read, Seek};
 
 use ::tiff::ColorType;
-use ::tiff::{ChunkType, Decoder, TiffCodingUnit};
+use ::tiff::decoder::{ChunkType, Decoder, TiffCodingUnit};
 use ::tiff::tags::{CompressionMethod, PlanarConfiguration, SampleFormat, Tag};
 
 use crate::decode::header::{Format, Header, MAX_PIXELS};
