@@ -63,6 +63,19 @@ impl Package {
         self.sources.iter().chain(&self.tests)
     }
 
+    /// The words of its tests, of its documentation, and of its public items except the names that these define.
+    fn shown(&self) -> BTreeSet<&str> {
+        let mut shown: BTreeSet<&str> = self.tests.iter().flat_map(|file| words(&file.text)).collect();
+        for line in self.sources.iter().flat_map(|file| file.text.lines()).map(str::trim_start) {
+            let defined = ["struct", "enum", "trait", "use", "mod"].map(|item| format!("pub {item} "));
+            let public = line.starts_with("pub ") && !defined.iter().any(|item| line.starts_with(item));
+            if public || line.contains("->") || line.starts_with("///") || line.starts_with("//!") {
+                shown.extend(words(line));
+            }
+        }
+        shown
+    }
+
     /// The names that `lib.rs` exports.
     fn exported(&self) -> Result<BTreeSet<String>> {
         let root = self.sources.iter().find(|file| file.path.ends_with("src/lib.rs"));
@@ -111,7 +124,7 @@ fn report(crates: &[Package], others: &[Package], outside: &[File]) -> Result<St
     text.push('\n');
     for (name, names) in &unused {
         if !names.is_empty() {
-            wrapped(&mut text, &format!("{name}, exported and used nowhere else: {}", names.join(", ")));
+            wrapped(&mut text, &format!("{name}, exported and needed by nothing: {}", names.join(", ")));
         }
     }
     let copied = copied(crates)?;
@@ -161,7 +174,7 @@ fn listed(names: &[String]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-/// Names that the libraries export, and that stand in no source of another package: neither in its code nor in its documentation.
+/// Names that the libraries export although nothing needs them: no other package, no test, no example, and no public item.
 fn unused(crates: &[Package], others: &[Package], outside: &[File]) -> Result<BTreeMap<String, Vec<String>>> {
     let mut users: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for package in crates.iter().chain(others) {
@@ -174,8 +187,11 @@ fn unused(crates: &[Package], others: &[Package], outside: &[File]) -> Result<BT
     }
     let mut unused = BTreeMap::new();
     for package in crates {
-        let alone =
-            |name: &String| users.get(name.as_str()).is_none_or(|users| users.iter().all(|u| *u == package.name));
+        let shown = package.shown();
+        let alone = |name: &String| {
+            let others = users.get(name.as_str()).is_some_and(|users| users.iter().any(|user| *user != package.name));
+            !others && !shown.contains(name.as_str())
+        };
         unused.insert(package.name.clone(), package.exported()?.into_iter().filter(alone).collect());
     }
     Ok(unused)
@@ -306,7 +322,7 @@ mod tests {
         let text = report(&crates, &[], &[]).unwrap();
         for part in [
             "kiln-memory               4      2      1      1      0      4      0      1\n",
-            "kiln-memory, exported and used nowhere else: Unused\n",
+            "kiln-memory, exported and needed by nothing: Unused\n",
             "constants of kiln-memory that another crate has too: ROWS = 8\n",
             "catch_unwind: 0 calls; TrainerBuilder: 2 fields, 1 setters\n",
         ] {

@@ -66,7 +66,7 @@ pub use recovery::{Recovered, Recovery, RecoveryState, Stopped};
 pub use report::{DeviceFigures, ExhaustionReport, MemoryHolder};
 pub use retry::{
     Attempts, FailedAttempt, Ladder, Offload, Patience, Pauses, Reclaim, Relaxation, Remedy, RetryPolicy, SavingLevel,
-    Setting, Shortage, Shrink, Strengthen, Try,
+    Setting, Shortage, Shrink, Try,
 };
 pub use search::{LinearFit, MicroBatchSearch, MicroBatchSearchConfig, MicroBatchSearchState, SizeSearch};
 

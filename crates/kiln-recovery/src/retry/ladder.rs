@@ -142,9 +142,9 @@ impl RetryPolicy for Shrink {
 
 /// Takes the next stronger checkpoint plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Strengthen {
+struct Strengthen {
     /// The number of plans, the first one included.
-    pub plans: usize,
+    plans: usize,
 }
 
 impl RetryPolicy for Strengthen {

@@ -10,7 +10,7 @@ mod shortage;
 
 pub use attempts::{Attempts, Try};
 pub(crate) use controller::{Controller, can_pass};
-pub use ladder::{FailedAttempt, Ladder, Offload, Reclaim, RetryPolicy, Shrink, Strengthen};
+pub use ladder::{FailedAttempt, Ladder, Offload, Reclaim, RetryPolicy, Shrink};
 pub use patience::{Patience, Pauses};
 pub use relaxation::Relaxation;
 pub use setting::{Remedy, SavingLevel, Setting};
