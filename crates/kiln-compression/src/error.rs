@@ -5,10 +5,10 @@
 #[non_exhaustive]
 pub enum Error {
     /// A number is out of range.
-    #[error("{what} is {value}, expected {expected}")]
+    #[error("{name} is {value}, expected {expected}")]
     InvalidSetting {
         /// The setting.
-        what: &'static str,
+        name: &'static str,
         /// Its value.
         value: String,
         /// The values that are accepted.
@@ -117,7 +117,7 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn invalid(what: &'static str, value: impl ToString, expected: &'static str) -> Self {
-        Self::InvalidSetting { what, value: value.to_string(), expected }
+        Self::InvalidSetting { name: what, value: value.to_string(), expected }
     }
 
     /// The error of a path that is none of `known`.

@@ -152,10 +152,10 @@ pub enum Error {
         limit: u64,
     },
     /// A setting that is not allowed.
-    #[error("{field} is {value}, expected {expected}")]
+    #[error("{name} is {value}, expected {expected}")]
     InvalidSetting {
         /// The setting's name.
-        field: &'static str,
+        name: &'static str,
         /// The value that was given.
         value: String,
         /// The values that are accepted.
@@ -237,7 +237,7 @@ impl Error {
     }
 
     pub(crate) fn setting(field: &'static str, value: impl Into<String>, expected: &'static str) -> Self {
-        Self::InvalidSetting { field, value: value.into(), expected }
+        Self::InvalidSetting { name: field, value: value.into(), expected }
     }
 
     pub(crate) fn format(path: &Path, reason: impl Into<String>) -> Self {

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
@@ -40,7 +40,7 @@ impl Kernel for AddRelu {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [first, second] = all(inputs);
         match self {
             Self::Forward => vec![composed::forward::<B>(first, second)],
@@ -62,14 +62,14 @@ impl Operation for AddRelu {
     const NAME: &'static str = "add and ReLU";
 
     /// The output.
-    type Saved<B: Runs> = FloatTensor<B>;
+    type Saved<B: KernelBackend> = FloatTensor<B>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
         let outputs = B::run(&Self::Forward, inputs);
         Computed { saved: Some(outputs[0].clone()), outputs }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         y: FloatTensor<B>,
         gradient: FloatTensor<B>,
@@ -87,12 +87,20 @@ impl Operation for AddRelu {
 /// Values of a piece.
 const PIECE: usize = 4096;
 
-static FORWARD: Cost =
-    Cost { over: &[(0, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::add_relu") };
+static FORWARD: Cost = Cost {
+    in_place: &[(0, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 2),
+    ..Cost::new("kiln::add_relu")
+};
 
 /// Inputs: output, gradient.
-static BACKWARD: Cost =
-    Cost { over: &[(1, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::add_relu_backward") };
+static BACKWARD: Cost = Cost {
+    in_place: &[(1, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 2),
+    ..Cost::new("kiln::add_relu_backward")
+};
 
 /// Buffers of a piece of both inputs and of the output for each thread.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {

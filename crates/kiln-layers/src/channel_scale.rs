@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Call, Cost, Cpu, Kernel, Runs, all};
+use kiln_operations::{Call, Cost, Cpu, Kernel, KernelBackend, all};
 
 /// The product, from x and scale, and the gradients of both, from x, scale and the gradient of the product.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ impl Kernel for ChannelScale {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match self {
             Self::Forward => {
                 let [x, scale] = all(inputs);
@@ -57,13 +57,13 @@ impl Kernel for ChannelScale {
 }
 
 /// The product of each plane of `[images, channels, height, width]` and a number. `scale` is `[images, channels, 1, 1]`.
-pub(crate) fn channel_scale<B: Runs>(x: FloatTensor<B>, scale: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn channel_scale<B: KernelBackend>(x: FloatTensor<B>, scale: FloatTensor<B>) -> FloatTensor<B> {
     let [y] = all(B::run(&ChannelScale::Forward, vec![x, scale]));
     y
 }
 
 /// The gradients of `x` and `scale`.
-pub(crate) fn channel_scale_backward<B: Runs>(
+pub(crate) fn channel_scale_backward<B: KernelBackend>(
     x: FloatTensor<B>,
     scale: FloatTensor<B>,
     gradient: FloatTensor<B>,
@@ -73,17 +73,17 @@ pub(crate) fn channel_scale_backward<B: Runs>(
 
 /// Inputs: x, scale.
 static FORWARD: Cost = Cost {
-    over: &[(0, 0)],
-    flex: |call, cpu| scratch(call, 1, cpu),
-    cube: |call| call.wide(0, 2),
+    in_place: &[(0, 0)],
+    cpu_scratch: |call, cpu| scratch(call, 1, cpu),
+    gpu_scratch: |call| call.wide(0, 2),
     ..Cost::new("kiln::channel_scale")
 };
 
 /// Inputs: x, scale, gradient.
 static BACKWARD: Cost = Cost {
-    over: &[(2, 0)],
-    flex: |call, cpu| scratch(call, 2, cpu),
-    cube: |call| call.wide(0, 2),
+    in_place: &[(2, 0)],
+    cpu_scratch: |call, cpu| scratch(call, 2, cpu),
+    gpu_scratch: |call| call.wide(0, 2),
     ..Cost::new("kiln::channel_scale_backward")
 };
 

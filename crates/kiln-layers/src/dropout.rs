@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all, run};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::main_input;
 use crate::error::Error;
@@ -42,7 +42,7 @@ impl Kernel for Dropout {
         &DROPOUT
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [x] = all(inputs);
         vec![composed::dropped::<B>(x, *self)]
     }
@@ -57,13 +57,13 @@ impl Kernel for Dropout {
 impl Operation for Dropout {
     const NAME: &'static str = "dropout";
 
-    type Saved<B: Runs> = ();
+    type Saved<B: KernelBackend> = ();
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
         Computed { outputs: B::run(self, inputs), saved: Some(()) }
     }
 
-    fn gradient<B: Runs>(&self, (): (), gradient: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+    fn gradient<B: KernelBackend>(&self, (): (), gradient: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         B::run(self, vec![gradient]).into_iter().map(Some).collect()
     }
 }
@@ -73,9 +73,9 @@ const CHUNK: usize = 16 * 1024;
 
 /// The cost in both directions.
 static DROPOUT: Cost = Cost {
-    over: &[(0, 0)],
-    flex: |call, cpu| call.chunks(CHUNK, 1, cpu),
-    cube: |call| call.wide(0, 2),
+    in_place: &[(0, 0)],
+    cpu_scratch: |call, cpu| call.chunks(CHUNK, 1, cpu),
+    gpu_scratch: |call| call.wide(0, 2),
     ..Cost::new("kiln::dropout")
 };
 

@@ -44,7 +44,7 @@ pub(crate) fn projected_attention(
 }
 
 use burn::backend::tensor::FloatTensor;
-use kiln_operations::{Computed, Operation, Runs, all};
+use kiln_operations::{Computed, KernelBackend, Operation, all};
 
 use crate::attention::{Settings, packed, packed_backward};
 use crate::linear::{LinearSaved, Prologue, gradients, prologue_linear};
@@ -70,9 +70,13 @@ pub(super) struct Saved<T> {
 impl Operation for ProjectedAttention {
     const NAME: &'static str = "linear and attention";
 
-    type Saved<B: Runs> = Saved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = Saved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
         let masks = inputs.split_off(5);
         let linear: [FloatTensor<B>; 5] = all(inputs);
         let kept = wanted.contains(&true).then(|| linear.clone());
@@ -82,7 +86,7 @@ impl Operation for ProjectedAttention {
         Computed { outputs: vec![output], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         Saved { linear, output, log_sums, masks }: Self::Saved<B>,
         gradient: FloatTensor<B>,

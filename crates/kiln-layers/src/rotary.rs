@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::main_input;
 use crate::error::Error;
@@ -114,7 +114,7 @@ impl Kernel for Rotary {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [x] = all(inputs);
         vec![composed::rotated::<B>(x, self.options, self.direction)]
     }
@@ -129,20 +129,24 @@ impl Kernel for Rotary {
 impl Operation for Rotary {
     const NAME: &'static str = "rotary";
 
-    type Saved<B: Runs> = ();
+    type Saved<B: KernelBackend> = ();
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
         Computed { outputs: B::run(self, inputs), saved: Some(()) }
     }
 
-    fn gradient<B: Runs>(&self, (): (), gradient: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+    fn gradient<B: KernelBackend>(&self, (): (), gradient: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let back = Self { direction: Direction::Back, ..*self };
         B::run(&back, vec![gradient]).into_iter().map(Some).collect()
     }
 }
 
-static FORWARD: Cost =
-    Cost { over: &[(0, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::rotary") };
+static FORWARD: Cost = Cost {
+    in_place: &[(0, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 2),
+    ..Cost::new("kiln::rotary")
+};
 
 static BACKWARD: Cost = Cost { id: "kiln::rotary_backward", ..FORWARD };
 

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::main_input;
 use crate::error::Error;
@@ -35,7 +35,7 @@ impl Kernel for Softmax {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match self {
             Self::Forward => vec![composed::forward::<B>(&inputs[0])],
             Self::Backward => {
@@ -61,14 +61,14 @@ impl Operation for Softmax {
     const NAME: &'static str = "softmax";
 
     /// The output.
-    type Saved<B: Runs> = FloatTensor<B>;
+    type Saved<B: KernelBackend> = FloatTensor<B>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
         let outputs = B::run(&Self::Forward, inputs);
         Computed { saved: Some(outputs[0].clone()), outputs }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         y: FloatTensor<B>,
         gradient: FloatTensor<B>,
@@ -81,11 +81,15 @@ impl Operation for Softmax {
 /// Values of a task, rounded up to whole rows.
 const CHUNK: usize = 16 * 1024;
 
-static FORWARD: Cost = Cost { flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::softmax") };
+static FORWARD: Cost = Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 2), ..Cost::new("kiln::softmax") };
 
 /// Inputs: output, gradient.
-static BACKWARD: Cost =
-    Cost { over: &[(1, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::softmax_backward") };
+static BACKWARD: Cost = Cost {
+    in_place: &[(1, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 2),
+    ..Cost::new("kiln::softmax_backward")
+};
 
 /// Two buffers of a task, or of a row if it is longer.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {

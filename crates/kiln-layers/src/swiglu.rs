@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape, Tensor};
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
@@ -46,7 +46,7 @@ impl Kernel for Swiglu {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match self {
             Self::Forward => vec![composed::forward::<B>(&inputs[0], &inputs[1])],
             Self::Backward => {
@@ -72,14 +72,18 @@ impl Operation for Swiglu {
     const NAME: &'static str = "swiglu";
 
     /// The inputs.
-    type Saved<B: Runs> = Vec<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = Vec<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Vec<FloatTensor<B>>> {
+    fn forward<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Vec<FloatTensor<B>>> {
         let saved = wanted.contains(&true).then(|| inputs.clone());
         Computed { outputs: B::run(&Self::Forward, inputs), saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         mut saved: Vec<FloatTensor<B>>,
         gradient: FloatTensor<B>,
@@ -93,11 +97,15 @@ impl Operation for Swiglu {
 /// Values of a task.
 const CHUNK: usize = 8 * 1024;
 
-static FORWARD: Cost = Cost { flex: scratch, cube: |call| call.wide(0, 3), ..Cost::new("kiln::swiglu") };
+static FORWARD: Cost = Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 3), ..Cost::new("kiln::swiglu") };
 
 /// Inputs: gate, up, gradient.
-static BACKWARD: Cost =
-    Cost { over: &[(0, 0), (2, 1)], flex: scratch, cube: |call| call.wide(0, 5), ..Cost::new("kiln::swiglu_backward") };
+static BACKWARD: Cost = Cost {
+    in_place: &[(0, 0), (2, 1)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 5),
+    ..Cost::new("kiln::swiglu_backward")
+};
 
 /// Three buffers for each thread. They are counted as two tasks long, which is an upper bound.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {

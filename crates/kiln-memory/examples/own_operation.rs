@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::nn::{Linear, LinearConfig};
 use burn::{optim::SgdConfig, tensor::Tensor};
 use kiln_memory::{BackendProfile, Error, Prediction, Recorder, StepOptions, record_step};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, run};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, run};
 
 #[derive(Clone, Debug)]
 enum Square {
@@ -13,14 +13,14 @@ enum Square {
 }
 
 static FORWARD: Cost = Cost { multiply_adds: |call| call.elements(0) as f64, ..Cost::new("own::square") };
-static BACKWARD: Cost = Cost { cube: |call| call.bytes(0), ..Cost::new("own::square_backward") };
+static BACKWARD: Cost = Cost { gpu_scratch: |call| call.bytes(0), ..Cost::new("own::square_backward") };
 
 impl Kernel for Square {
     fn cost(&self) -> &'static Cost {
         if matches!(self, Self::Forward) { &FORWARD } else { &BACKWARD }
     }
 
-    fn composed<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, mut inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let x = inputs.remove(0);
         match self {
             Self::Forward => vec![B::float_mul(x.clone(), x)],
@@ -32,13 +32,18 @@ impl Kernel for Square {
 impl Operation for Square {
     const NAME: &'static str = "square";
 
-    type Saved<B: Runs> = FloatTensor<B>;
+    type Saved<B: KernelBackend> = FloatTensor<B>;
 
-    fn forward<B: Runs>(&self, x: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+    fn forward<B: KernelBackend>(&self, x: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
         Computed { saved: Some(x[0].clone()), outputs: B::run(&Self::Forward, x) }
     }
 
-    fn gradient<B: Runs>(&self, x: FloatTensor<B>, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+    fn gradient<B: KernelBackend>(
+        &self,
+        x: FloatTensor<B>,
+        dy: FloatTensor<B>,
+        _: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
         B::run(&Self::Backward, vec![x, dy]).into_iter().map(Some).collect()
     }
 }

@@ -16,17 +16,17 @@ pub struct Cost {
     pub id: &'static str,
     /// On the CPU device: pairs of an input and the output that is written in its memory, if the input has no other handle. If several
     /// pairs have the same input or output, the first one that is possible counts.
-    pub over: &'static [(usize, usize)],
+    pub in_place: &'static [(usize, usize)],
     /// On the CPU device: inputs that are read without a copy if the values of a row or a column lie side by side. Others are copied into
     /// row-major order.
     pub any_order: &'static [usize],
     /// On the CPU device: pairs of an input and the output that has the same layout.
-    pub like: &'static [(usize, usize)],
+    pub same_layout: &'static [(usize, usize)],
     /// Bytes of scratch memory of the kernel on the CPU device, without copies of inputs.
-    pub flex: fn(&Call<'_>, &Cpu) -> u64,
+    pub cpu_scratch: fn(&Call<'_>, &Cpu) -> u64,
     /// Bytes of the temporary tensors on a CubeCL device. An upper bound: what burn fuses makes no tensor. Each of these bytes is also
     /// written and read once.
-    pub cube: fn(&Call<'_>) -> u64,
+    pub gpu_scratch: fn(&Call<'_>) -> u64,
     /// Multiply-adds.
     pub multiply_adds: fn(&Call<'_>) -> f64,
 }
@@ -34,7 +34,15 @@ pub struct Cost {
 impl Cost {
     /// The cost of an operation that needs no memory besides its tensors, and whose time is that of moving them.
     pub const fn new(id: &'static str) -> Self {
-        Self { id, over: &[], any_order: &[], like: &[], flex: |_, _| 0, cube: |_| 0, multiply_adds: |_| 0.0 }
+        Self {
+            id,
+            in_place: &[],
+            any_order: &[],
+            same_layout: &[],
+            cpu_scratch: |_, _| 0,
+            gpu_scratch: |_| 0,
+            multiply_adds: |_| 0.0,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use burn::backend::{
 };
 
 use crate::graph::{light_node, node};
-use crate::operation::{LightOperation, Operation, Runs};
+use crate::operation::{KernelBackend, LightOperation, Operation};
 
 /// An input of an operation.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl Input<Dispatch> {
     }
 }
 
-impl<B: Runs> Inputs<B> {
+impl<B: KernelBackend> Inputs<B> {
     /// The tensors as kernels take them.
     fn into_vec(self) -> Vec<FloatTensor<B>> {
         let held = |input| match input {
@@ -123,7 +123,7 @@ without_gradients! {
     Capture;
 }
 
-impl<B: Runs, C: CheckpointStrategy> Operations for Autodiff<B, C> {
+impl<B: KernelBackend, C: CheckpointStrategy> Operations for Autodiff<B, C> {
     fn operation<O: Operation>(inputs: Inputs<Self>, operation: O) -> Vec<FloatTensor<Self>> {
         let parts = |input: Input<Self>| match input {
             Input::Float(tensor) => {

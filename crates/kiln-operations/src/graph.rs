@@ -12,7 +12,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 
-use crate::operation::{Computed, LightOperation, Operation, Runs};
+use crate::operation::{Computed, KernelBackend, LightOperation, Operation};
 
 /// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
 const INPUTS: usize = 12;
@@ -30,7 +30,7 @@ impl<O: Operation> Debug for Node<O> {
     }
 }
 
-impl<B: Runs, O: Operation> Backward<B, INPUTS> for Node<O> {
+impl<B: KernelBackend, O: Operation> Backward<B, INPUTS> for Node<O> {
     type State = O::Saved<B>;
 
     fn backward(self, ops: Ops<O::Saved<B>, INPUTS>, gradients: &mut Gradients, _: &mut Checkpointer) {
@@ -46,7 +46,7 @@ impl<B: Runs, O: Operation> Backward<B, INPUTS> for Node<O> {
 }
 
 /// Computes the outputs and adds the operation to the graph. `nodes` are those of the inputs that need a gradient.
-pub(crate) fn node<B: Runs, C: CheckpointStrategy, O: Operation>(
+pub(crate) fn node<B: KernelBackend, C: CheckpointStrategy, O: Operation>(
     operation: O,
     inputs: Vec<FloatTensor<B>>,
     nodes: Vec<Option<NodeGuard>>,
@@ -83,7 +83,7 @@ impl<O: LightOperation> Debug for LightNode<O> {
     }
 }
 
-impl<B: Runs, O: LightOperation> Backward<B, 1> for LightNode<O> {
+impl<B: KernelBackend, O: LightOperation> Backward<B, 1> for LightNode<O> {
     type State = NodeId;
 
     fn backward(self, ops: Ops<NodeId, 1>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
@@ -105,7 +105,7 @@ impl<B, O: Debug> Debug for Again<B, O> {
     }
 }
 
-impl<B: Runs, O: LightOperation> RetroForward for Again<B, O> {
+impl<B: KernelBackend, O: LightOperation> RetroForward for Again<B, O> {
     fn forward(&self, states: &mut BackwardStates, node: NodeId) {
         let input = states.get_state::<FloatTensor<B>>(&self.input);
         states.save(node, self.operation.forward::<B>(input));
@@ -113,7 +113,7 @@ impl<B: Runs, O: LightOperation> RetroForward for Again<B, O> {
 }
 
 /// Computes the output of a light operation and adds it to the graph of its input.
-pub(crate) fn light_node<B: Runs, C: CheckpointStrategy, O: LightOperation>(
+pub(crate) fn light_node<B: KernelBackend, C: CheckpointStrategy, O: LightOperation>(
     operation: O,
     x: FloatTensor<Autodiff<B, C>>,
 ) -> FloatTensor<Autodiff<B, C>> {

@@ -14,10 +14,10 @@
 //! ```
 //! use kiln_operations::{Cost, cost};
 //!
-//! static SQUARE: Cost = Cost { over: &[(0, 0)], cube: |call| call.bytes(0), ..Cost::new("example::square") };
+//! static SQUARE: Cost = Cost { in_place: &[(0, 0)], gpu_scratch: |call| call.bytes(0), ..Cost::new("example::square") };
 //!
 //! cost::register(&SQUARE);
-//! assert_eq!(cost::of("example::square").map(|cost| cost.over), Some(&[(0, 0)][..]));
+//! assert_eq!(cost::of("example::square").map(|cost| cost.in_place), Some(&[(0, 0)][..]));
 //! assert!(cost::of("example::unknown").is_none());
 //! ```
 
@@ -34,7 +34,7 @@ pub mod simd;
 pub use capture::{like, operation, operations};
 pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
-pub use operation::{Computed, Kernel, LightOperation, Operation, Runs, all};
+pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
 pub use product::{Cpu, Product};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the

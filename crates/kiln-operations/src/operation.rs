@@ -13,7 +13,7 @@ use crate::cost::Cost;
 
 /// A computation of tensors from tensors, without gradients. Its settings are its fields.
 ///
-/// Integer and boolean tensors are among its tensors in the form in which the backend holds every tensor; see [`Runs::int`].
+/// Integer and boolean tensors are among its tensors in the form in which the backend holds every tensor; see [`KernelBackend::int`].
 pub trait Kernel: Clone + Debug + Send + 'static {
     /// What it costs, and the id under which it is recorded.
     fn cost(&self) -> &'static Cost;
@@ -29,7 +29,7 @@ pub trait Kernel: Clone + Debug + Send + 'static {
     }
 
     /// Computes the outputs in a backend's own operations.
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>;
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>;
 
     /// Computes the outputs on burn's CPU device.
     #[cfg(feature = "flex")]
@@ -39,7 +39,7 @@ pub trait Kernel: Clone + Debug + Send + 'static {
 }
 
 /// A backend without gradients that runs kernels. It holds tensors of numbers, integers and booleans in one form.
-pub trait Runs: Backend {
+pub trait KernelBackend: Backend {
     /// Runs a kernel.
     fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>>;
 
@@ -82,7 +82,7 @@ macro_rules! one_form {
 }
 
 #[cfg(feature = "flex")]
-impl Runs for burn::backend::Flex {
+impl KernelBackend for burn::backend::Flex {
     fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>> {
         kernel.flex(inputs)
     }
@@ -96,7 +96,7 @@ impl Runs for burn::backend::Flex {
 
 // The type is `Fusion<CubeBackend>` or `CubeBackend`, depending on burn's features: burn may fuse the operations of a kernel.
 #[cfg(feature = "cube")]
-impl Runs for burn::backend::Cube {
+impl KernelBackend for burn::backend::Cube {
     fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>> {
         kernel.composed::<Self>(inputs)
     }
@@ -104,7 +104,7 @@ impl Runs for burn::backend::Cube {
     one_form!();
 }
 
-impl Runs for Capture {
+impl KernelBackend for Capture {
     fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>> {
         let described: Vec<(Shape, DType)> = inputs.iter().map(like).collect();
         operations(kernel.cost(), inputs, &kernel.scalars(), kernel.outputs(&described))
@@ -128,15 +128,15 @@ pub trait Operation: Clone + Debug + Send + 'static {
     const NAME: &'static str;
 
     /// What the backward pass needs.
-    type Saved<B: Runs>: Clone + Debug + Send + 'static;
+    type Saved<B: KernelBackend>: Clone + Debug + Send + 'static;
 
     /// Computes the outputs, and chooses what is kept. `wanted` says for each input whether it needs a gradient. If none does, keep no
     /// clone of an input: the first kernel may then write over it.
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>>;
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>>;
 
     /// The gradient of each input, from what was kept and the gradient of the first output. A gradient that is not `wanted` may be
     /// `None`, and so may those at the end of the list.
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         saved: Self::Saved<B>,
         gradient: FloatTensor<B>,
@@ -151,10 +151,10 @@ pub trait LightOperation: Clone + Debug + Send + 'static {
     const NAME: &'static str;
 
     /// Computes the output.
-    fn forward<B: Runs>(&self, x: FloatTensor<B>) -> FloatTensor<B>;
+    fn forward<B: KernelBackend>(&self, x: FloatTensor<B>) -> FloatTensor<B>;
 
     /// The gradient of the input, from the input and the gradient of the output.
-    fn gradient<B: Runs>(&self, x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B>;
+    fn gradient<B: KernelBackend>(&self, x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B>;
 }
 
 /// The tensors of a list as an array.

@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let input = Tensor::<2>::random([ROWS, WIDTH], Distribution::Default, &device);
     let forward = |boundary: &kiln_parallel::StageBoundary<'_>| {
         let (last, first) = model.split_last().ok_or(kiln_parallel::Error::InvalidSetting {
-            field: "stages",
+            name: "stages",
             value: "0".into(),
             expected: "1 or more",
         })?;

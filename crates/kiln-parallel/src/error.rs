@@ -7,10 +7,10 @@ use crate::schedule::Action;
 #[non_exhaustive]
 pub enum Error {
     /// A setting has a value that is not accepted.
-    #[error("{field} = {value}: expected {expected}")]
+    #[error("{name} = {value}: expected {expected}")]
     InvalidSetting {
         /// The setting.
-        field: &'static str,
+        name: &'static str,
         /// Its value.
         value: String,
         /// The values that are accepted.
@@ -147,7 +147,7 @@ fn place(doing: Option<Action>) -> String {
 
 impl Error {
     pub(crate) fn invalid(field: &'static str, value: impl ToString, expected: &'static str) -> Self {
-        Self::InvalidSetting { field, value: value.to_string(), expected }
+        Self::InvalidSetting { name: field, value: value.to_string(), expected }
     }
 
     /// The error of later operations in a group that this error has ended.

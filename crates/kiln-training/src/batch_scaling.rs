@@ -50,7 +50,7 @@ impl BatchScaling {
     /// [`Error::InvalidSetting`] for a base batch of 0, and for a scheduler of burn. Also for a larger batch under [`BatchRule::Linear`]
     /// without a warm-up, because such runs diverge at their beginning.
     pub(crate) fn apply(&self, schedule: Schedule, effective_batch: usize) -> Result<Schedule, Error> {
-        let invalid = |field, value: String, expected| Err(Error::InvalidSetting { field, value, expected });
+        let invalid = |field, value: String, expected| Err(Error::InvalidSetting { name: field, value, expected });
         if self.base_batch == 0 {
             return invalid("base batch", "0".into(), "at least 1");
         }

@@ -10,10 +10,10 @@ use kiln_accumulation::Weight;
 #[non_exhaustive]
 pub enum Error {
     /// A setting that no run can have.
-    #[error("{field} is {value}, expected {expected}")]
+    #[error("{name} is {value}, expected {expected}")]
     InvalidSetting {
         /// The setting's name.
-        field: &'static str,
+        name: &'static str,
         /// The value that was given.
         value: String,
         /// The accepted values.

@@ -134,8 +134,9 @@ impl ScheduleConfig {
     /// # Errors
     /// [`Error::InvalidSetting`].
     pub fn check(&self) -> Result<(), Error> {
-        let invalid =
-            |field, value: f64, expected| Err(Error::InvalidSetting { field, value: value.to_string(), expected });
+        let invalid = |field, value: f64, expected| {
+            Err(Error::InvalidSetting { name: field, value: value.to_string(), expected })
+        };
         if !(self.peak > 0.0 && self.peak.is_finite()) {
             return invalid("learning rate", self.peak, "a finite number above 0");
         }

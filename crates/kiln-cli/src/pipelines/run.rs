@@ -218,7 +218,7 @@ impl<P: Pipeline> Setup<P> {
 
         let Some(batch) = BatchSource::epoch(&self.data.train, 0, 0).next() else {
             let expected = "at least one batch to plan a step from";
-            return Err(Error::InvalidSetting { field: "number of batches", value: "0".into(), expected });
+            return Err(Error::InvalidSetting { name: "number of batches", value: "0".into(), expected });
         };
         let mut batch = batch?;
         // A replica's part may have fewer samples than a recording needs.

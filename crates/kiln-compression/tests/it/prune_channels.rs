@@ -249,7 +249,7 @@ fn multiply_adds_reach_the_target_and_not_far_below() -> Result<(), Error> {
         );
     }
     let too_much = channels.choose(&model, &ChannelPruning::multiply_adds(1e-6));
-    assert!(matches!(too_much, Err(Error::InvalidSetting { what: "left", .. })));
+    assert!(matches!(too_much, Err(Error::InvalidSetting { name: "left", .. })));
     for wrong in [
         ChannelPruning::uniform(1.0),
         ChannelPruning::multiply_adds(0.0),

@@ -79,7 +79,7 @@ impl Mix {
         for (field, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
             if !(0.0..=100.0).contains(&alpha) {
                 let expected = "a number from 0 (off) to 100";
-                return Err(Error::InvalidSetting { field, value: alpha.to_string(), expected });
+                return Err(Error::InvalidSetting { name: field, value: alpha.to_string(), expected });
             }
         }
         Ok(())

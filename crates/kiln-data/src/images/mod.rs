@@ -102,7 +102,7 @@ impl ImageSet {
             Store::Memory { .. } if self.channels == 1 => "1: the data set is of gray images",
             Store::Memory { .. } => "3: the data set is of RGB images",
         };
-        Err(Error::InvalidSetting { field: "channels", value: channels.to_string(), expected })
+        Err(Error::InvalidSetting { name: "channels", value: channels.to_string(), expected })
     }
 
     /// The headers of at most `count` image files, evenly spread over the set. There is no header for files that cannot be read, and none

@@ -74,7 +74,7 @@ impl FromStr for BadSamples {
             Some(_) => None,
         };
         parsed.ok_or_else(|| Error::InvalidSetting {
-            field: "bad samples",
+            name: "bad samples",
             value: format!("'{}'", text.chars().take(50).collect::<String>()),
             expected: "fail, skip:N or substitute:N, N being the most that may be bad",
         })

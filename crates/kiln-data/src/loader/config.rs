@@ -100,7 +100,11 @@ impl LoaderConfig {
     pub(super) fn check(&self) -> Result<(), Error> {
         for (field, value) in [("workers", self.workers), ("prefetch", self.prefetch)] {
             if !(1..=MOST_THREADS).contains(&value) {
-                return Err(Error::InvalidSetting { field, value: value.to_string(), expected: "from 1 to 1024" });
+                return Err(Error::InvalidSetting {
+                    name: field,
+                    value: value.to_string(),
+                    expected: "from 1 to 1024",
+                });
             }
         }
         Ok(())

@@ -55,7 +55,7 @@ impl FromStr for LoaderState {
             (state.to_string() == text).then_some(state)
         };
         parsed().ok_or_else(|| Error::InvalidSetting {
-            field: "loader state",
+            name: "loader state",
             value: format!("{:?}", text.chars().take(100).collect::<String>()),
             expected: "'epoch=E batch=B samples=N batch_size=N order=H', numbers and 16 hexadecimal digits",
         })

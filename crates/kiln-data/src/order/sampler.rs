@@ -256,7 +256,7 @@ impl Sampler {
     /// order: its kind, seed, weights, remainder or buckets), and for a batch after the epoch's end.
     pub fn resume(&self, state: &LoaderState) -> Result<(u64, usize), Error> {
         let here = self.state(state.epoch, state.batch);
-        let refused = |value, expected| Err(Error::InvalidSetting { field: "loader state", value, expected });
+        let refused = |value, expected| Err(Error::InvalidSetting { name: "loader state", value, expected });
         let differs = |what, there: usize, here: usize| {
             refused(format!("of {there} {what}, where this run has {here}"), "a state of the same run")
         };

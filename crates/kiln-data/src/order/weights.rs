@@ -32,7 +32,7 @@ impl Weights {
     /// [`Error::InvalidSetting`] for a weight that is negative or not finite, weights whose sum is 0 or not finite, and
     /// 2^32 samples or more.
     pub fn new(weights: &[f64]) -> Result<Self, Error> {
-        let refused = |value: String, expected| Err(Error::InvalidSetting { field: "weights", value, expected });
+        let refused = |value: String, expected| Err(Error::InvalidSetting { name: "weights", value, expected });
         if let Some(id) = weights.iter().position(|weight| !(weight.is_finite() && *weight >= 0.0)) {
             return refused(format!("{} for sample {id}", weights[id]), "finite numbers of at least 0");
         }

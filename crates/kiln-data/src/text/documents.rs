@@ -43,7 +43,7 @@ impl Documents {
     }
 
     fn over(tokens: Tokens, all: impl IntoIterator<Item = usize>) -> Result<Self, Error> {
-        let refused = |value, expected| Err(Error::InvalidSetting { field: "documents", value, expected });
+        let refused = |value, expected| Err(Error::InvalidSetting { name: "documents", value, expected });
         let (mut starts, mut lengths, mut end) = (vec![], vec![], 0u64);
         for length in all {
             match u32::try_from(length) {

@@ -54,7 +54,7 @@ impl TextTokens {
         if stride == 0 || stride > most {
             let value = format!("{stride} in {} tokens for a length of {}", self.tokens.len(), self.length);
             let expected = "at least 1, and at most the tokens without one window";
-            return Err(Error::InvalidSetting { field: "stride", value, expected });
+            return Err(Error::InvalidSetting { name: "stride", value, expected });
         }
         Ok(Self { stride, ..self })
     }

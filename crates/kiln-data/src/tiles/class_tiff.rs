@@ -153,7 +153,7 @@ impl Image<'_> {
         fill(&mut rows)?;
         if rows.rows != height {
             let value = rows.rows.to_string();
-            return Err(Error::InvalidSetting { field: "rows", value, expected: "as many as the image has" }.into());
+            return Err(Error::InvalidSetting { name: "rows", value, expected: "as many as the image has" }.into());
         }
         self.describe(&mut directory, &offsets, &lengths).map_err(fail)?;
         directory.finish().map_err(fail)?;

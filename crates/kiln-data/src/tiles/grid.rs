@@ -81,7 +81,7 @@ impl TileGrid {
     /// [`Error::InvalidSetting`] for an image without pixels, a tile that is not of 1 to 65536 pixels a side, and an
     /// overlap that is not below the tile.
     pub fn new(size: [usize; 2], tile: usize, overlap: usize) -> Result<Self, Error> {
-        let refuse = |field, value, expected| Err(Error::InvalidSetting { field, value, expected });
+        let refuse = |field, value, expected| Err(Error::InvalidSetting { name: field, value, expected });
         if size.contains(&0) {
             return refuse("image size", format!("{}x{}", size[0], size[1]), "at least 1x1");
         }

@@ -126,7 +126,7 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
                 ids.len(),
                 self.classes
             );
-            return Err(Error::InvalidSetting { field: "prediction", value, expected: "[B, classes, tile, tile]" });
+            return Err(Error::InvalidSetting { name: "prediction", value, expected: "[B, classes, tile, tile]" });
         }
         if let Some((expected, tile)) = (self.next..).zip(ids).find(|(expected, tile)| expected != *tile) {
             return Err(Error::TileOrder { tile: *tile, expected, tiles: self.grid.tiles() });

@@ -79,7 +79,7 @@ fn windows_that_cannot_be_are_refused() {
     let mut raster = open("geotiff/elevation.tif");
     for window in [(0, 0, 0, 5), (180, 0, 8, 1), (0, 152, 1, 1), (usize::MAX, 0, 2, 1)] {
         let error = raster.window(window.0, window.1, window.2, window.3).unwrap_err();
-        assert!(matches!(error, Error::InvalidSetting { field: "window", .. }), "{error}");
+        assert!(matches!(error, Error::InvalidSetting { name: "window", .. }), "{error}");
     }
     let small = Raster::open(fixture("geotiff/colour.tif"), 1000).unwrap_err();
     assert!(matches!(small, Error::TooLarge { limit: 1000, .. }), "{small}");

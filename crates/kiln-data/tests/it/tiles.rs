@@ -296,7 +296,7 @@ fn sets_that_cannot_be_are_refused() {
     let image = &terrain()[0];
     let none = TileSet::new(Vec::<PathBuf>::new(), config(64, 0)).unwrap_err().to_string();
     assert_eq!(none, "images is none, expected at least one");
-    assert!(matches!(TileSet::new([image], config(64, 64)), Err(Error::InvalidSetting { field: "overlap", .. })));
+    assert!(matches!(TileSet::new([image], config(64, 64)), Err(Error::InvalidSetting { name: "overlap", .. })));
     assert!(matches!(TileSet::new(["absent.tif"], config(64, 0)), Err(Error::Read { .. })));
     let gray = fixture("images/gray.png");
     refused(

@@ -3,7 +3,7 @@
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use kiln_operations::{Computed, Cost, Kernel, LightOperation, Operation, Runs, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, LightOperation, Operation, all};
 
 /// An activation, and the gradient of its input from what is kept and the gradient of the output. The input is kept or, for ReLU, the
 /// output, which is positive where its input is.
@@ -26,7 +26,7 @@ impl Kernel for Activate {
         vec![*activation as i64]
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         vec![match *self {
             Self::Forward(activation) => {
                 let [x] = all(inputs);
@@ -58,12 +58,12 @@ pub(super) struct OfInput(pub(super) Activation);
 impl LightOperation for OfInput {
     const NAME: &'static str = "activation";
 
-    fn forward<B: Runs>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+    fn forward<B: KernelBackend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         let [y] = all(B::run(&Activate::Forward(self.0), vec![x]));
         y
     }
 
-    fn gradient<B: Runs>(&self, x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B> {
+    fn gradient<B: KernelBackend>(&self, x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let [dx] = all(B::run(&Activate::Backward(self.0), vec![x, gradient]));
         dx
     }
@@ -77,14 +77,14 @@ impl Operation for Relu {
     const NAME: &'static str = "relu";
 
     /// The output.
-    type Saved<B: Runs> = FloatTensor<B>;
+    type Saved<B: KernelBackend> = FloatTensor<B>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
         let outputs = B::run(&Activate::Forward(Activation::Relu), inputs);
         Computed { saved: Some(outputs[0].clone()), outputs }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         y: FloatTensor<B>,
         gradient: FloatTensor<B>,
@@ -112,15 +112,15 @@ pub enum Activation {
 pub(super) const CHUNK: usize = 16 * 1024;
 
 pub(super) static FORWARD: Cost = Cost {
-    flex: |call, cpu| call.chunks(CHUNK, 2, cpu),
-    cube: |call| call.wide(0, 2),
+    cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    gpu_scratch: |call| call.wide(0, 2),
     ..Cost::new("kiln::activation")
 };
 
 /// Inputs: what is kept, gradient.
 pub(super) static BACKWARD: Cost = Cost {
-    over: &[(1, 0)],
-    flex: |call, cpu| call.chunks(CHUNK, 2, cpu),
-    cube: |call| call.wide(0, 5),
+    in_place: &[(1, 0)],
+    cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    gpu_scratch: |call| call.wide(0, 5),
     ..Cost::new("kiln::activation_backward")
 };

@@ -14,8 +14,8 @@ pub(super) const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 /// Input: qkv. Scalars: heads, causal.
 pub(super) static PACKED: Cost = Cost {
     any_order: &[0],
-    flex: |call, cpu| forward(&Sizes::packed(call), call, cpu),
-    cube: |call| Sizes::packed(call).of_block(2, 4),
+    cpu_scratch: |call, cpu| forward(&Sizes::packed(call), call, cpu),
+    gpu_scratch: |call| Sizes::packed(call).of_block(2, 4),
     multiply_adds: |call| 2.0 * Sizes::packed(call).product(),
     ..Cost::new("kiln::attention")
 };
@@ -23,8 +23,8 @@ pub(super) static PACKED: Cost = Cost {
 /// Inputs: qkv, output, log sums, gradient.
 pub(super) static PACKED_BACKWARD: Cost = Cost {
     any_order: &[0, 1, 3],
-    flex: |call, cpu| backward(&Sizes::packed(call), call, cpu),
-    cube: |call| Sizes::packed(call).of_backward_block(call.reads_half(0)),
+    cpu_scratch: |call, cpu| backward(&Sizes::packed(call), call, cpu),
+    gpu_scratch: |call| Sizes::packed(call).of_backward_block(call.reads_half(0)),
     multiply_adds: |call| 5.0 * Sizes::packed(call).product(),
     ..Cost::new("kiln::attention_backward")
 };
@@ -32,8 +32,8 @@ pub(super) static PACKED_BACKWARD: Cost = Cost {
 /// Inputs: queries, keys, values. Scalars: heads, causal.
 pub(super) static GROUPED: Cost = Cost {
     any_order: &[0, 1, 2],
-    flex: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
-    cube: |call| Sizes::grouped(call).of_block(2, 4),
+    cpu_scratch: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
+    gpu_scratch: |call| Sizes::grouped(call).of_block(2, 4),
     multiply_adds: |call| 2.0 * Sizes::grouped(call).product(),
     ..Cost::new("kiln::grouped_attention")
 };
@@ -41,8 +41,8 @@ pub(super) static GROUPED: Cost = Cost {
 /// Inputs: queries, keys, values, output, log sums, gradient.
 pub(super) static GROUPED_BACKWARD: Cost = Cost {
     any_order: &[0, 1, 2, 3, 5],
-    flex: |call, cpu| backward(&Sizes::grouped(call), call, cpu),
-    cube: |call| Sizes::grouped(call).of_backward_block(call.reads_half(0)),
+    cpu_scratch: |call, cpu| backward(&Sizes::grouped(call), call, cpu),
+    gpu_scratch: |call| Sizes::grouped(call).of_backward_block(call.reads_half(0)),
     multiply_adds: |call| 5.0 * Sizes::grouped(call).product(),
     ..Cost::new("kiln::grouped_attention_backward")
 };

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::cost::{GROUPED, GROUPED_BACKWARD, PACKED, PACKED_BACKWARD};
 use super::terms::{Settings, Terms};
@@ -33,7 +33,10 @@ struct Attend {
 
 impl Attend {
     /// The first `N` inputs, and masks, dropout and settings from the others.
-    fn terms<B: Runs, const N: usize>(&self, mut inputs: Vec<FloatTensor<B>>) -> ([FloatTensor<B>; N], Terms<B>) {
+    fn terms<B: KernelBackend, const N: usize>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+    ) -> ([FloatTensor<B>; N], Terms<B>) {
         let terms = Terms::of(self.settings.clone(), inputs.split_off(N));
         (all(inputs), terms)
     }
@@ -96,7 +99,7 @@ impl Kernel for Attend {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         pass!(self, inputs, super::composed, B)
     }
 
@@ -107,7 +110,7 @@ impl Kernel for Attend {
 }
 
 /// The output of packed attention, and the logarithms of sums. `masks` are the boolean mask and the dropout seed, if there are any.
-pub(crate) fn packed<B: Runs>(
+pub(crate) fn packed<B: KernelBackend>(
     qkv: FloatTensor<B>,
     settings: &Settings,
     masks: &[FloatTensor<B>],
@@ -117,7 +120,7 @@ pub(crate) fn packed<B: Runs>(
 }
 
 /// The gradient of packed inputs. `saved` has inputs, output and logarithms of sums.
-pub(crate) fn packed_backward<B: Runs>(
+pub(crate) fn packed_backward<B: KernelBackend>(
     saved: [FloatTensor<B>; 3],
     gradient: FloatTensor<B>,
     settings: &Settings,
@@ -136,9 +139,13 @@ impl Operation for SelfAttention {
     const NAME: &'static str = "attention";
 
     /// Packed inputs, output and logarithms of sums, and masks.
-    type Saved<B: Runs> = ([FloatTensor<B>; 3], Vec<FloatTensor<B>>);
+    type Saved<B: KernelBackend> = ([FloatTensor<B>; 3], Vec<FloatTensor<B>>);
 
-    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
         let masks = inputs.split_off(1);
         let [qkv] = all(inputs);
         let kept = wanted[0].then(|| qkv.clone());
@@ -147,7 +154,7 @@ impl Operation for SelfAttention {
         Computed { outputs: vec![output], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         (saved, masks): Self::Saved<B>,
         gradient: FloatTensor<B>,
@@ -165,9 +172,9 @@ impl Operation for GroupedAttention {
     const NAME: &'static str = "attention";
 
     /// Queries, keys, values, output and logarithms of sums, and masks.
-    type Saved<B: Runs> = [Vec<FloatTensor<B>>; 2];
+    type Saved<B: KernelBackend> = [Vec<FloatTensor<B>>; 2];
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let kept = wanted.contains(&true).then(|| inputs.clone());
         let mut outputs = B::run(&Attend { pass: Pass::Grouped, settings: self.0.clone() }, inputs);
         let saved = kept.map(|mut inputs| {
@@ -179,7 +186,7 @@ impl Operation for GroupedAttention {
         Computed { outputs, saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         [saved, masks]: Self::Saved<B>,
         gradient: FloatTensor<B>,

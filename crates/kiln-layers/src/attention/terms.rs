@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, DispatchTensor};
-use kiln_operations::Runs;
+use kiln_operations::KernelBackend;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ impl Terms<Dispatch> {
     }
 }
 
-impl<B: Runs> Terms<B> {
+impl<B: KernelBackend> Terms<B> {
     /// The terms from the last inputs of an operation.
     pub(super) fn of(settings: Settings, mut masks: Vec<FloatTensor<B>>) -> Self {
         let seed = if settings.dropout > 0.0 { masks.pop().map(B::int) } else { None };

@@ -5,7 +5,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{AGAIN, BACKWARD, BatchNormOutput, BatchNormSaved, FORWARD, invertible};
 use super::{NormActivation, NormSettings};
@@ -88,7 +88,7 @@ impl Kernel for BatchNormKernel {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Forward(settings) => {
                 let mut inputs = inputs;
@@ -133,7 +133,7 @@ impl Kernel for BatchNormKernel {
 
 /// The output, the new running statistics, and the statistics of the pass. `channels` are weight, bias, running mean and running
 /// variance.
-pub(crate) fn norm_forward<B: Runs>(
+pub(crate) fn norm_forward<B: KernelBackend>(
     x: FloatTensor<B>,
     residual: Option<FloatTensor<B>>,
     channels: [FloatTensor<B>; 4],
@@ -148,14 +148,17 @@ pub(crate) fn norm_forward<B: Runs>(
 }
 
 /// Computes the output of the norm with input `x` and no residual again. `saved` has no input of its own.
-pub(crate) fn norm_again<B: Runs>(x: FloatTensor<B>, saved: &BatchNormSaved<FloatTensor<B>>) -> FloatTensor<B> {
+pub(crate) fn norm_again<B: KernelBackend>(
+    x: FloatTensor<B>,
+    saved: &BatchNormSaved<FloatTensor<B>>,
+) -> FloatTensor<B> {
     let BatchNormSaved { statistics, weight, bias, settings, .. } = saved.clone();
     let [y] = all(B::run(&BatchNormKernel::Again(settings.activation), vec![x, statistics, weight, bias]));
     y
 }
 
 /// The gradients that are wanted, of input, weight, bias and residual.
-pub(crate) fn norm_backward<B: Runs>(
+pub(crate) fn norm_backward<B: KernelBackend>(
     saved: BatchNormSaved<FloatTensor<B>>,
     gradient: FloatTensor<B>,
     wanted: [bool; 4],
@@ -181,7 +184,7 @@ impl NormSettings {
 
     /// Whether the normalised values can be computed with little loss from the output of leaky ReLU, in `dtype`. Where reading weight
     /// and bias would wait for the device, they are not read, and the answer is no.
-    fn is_invertible<B: Runs>(self, weight: &FloatTensor<B>, bias: &FloatTensor<B>, dtype: DType) -> bool {
+    fn is_invertible<B: KernelBackend>(self, weight: &FloatTensor<B>, bias: &FloatTensor<B>, dtype: DType) -> bool {
         let NormActivation::LeakyRelu { slope } = self.activation else { return false };
         let (Some(weight), Some(bias)) = (B::values(weight), B::values(bias)) else { return false };
         weight.iter().zip(bias).all(|(weight, bias)| invertible(*weight, bias, slope, dtype))
@@ -192,9 +195,13 @@ impl NormSettings {
 impl Operation for NormSettings {
     const NAME: &'static str = "batch norm";
 
-    type Saved<B: Runs> = BatchNormSaved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = BatchNormSaved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
         let residual = inputs.split_off(5).pop();
         let [x, weight, bias, mean, variance] = all(inputs);
         let normalised = self.needs_normalised(&wanted[1..3]);
@@ -212,7 +219,7 @@ impl Operation for NormSettings {
         Computed { outputs: vec![y, mean, variance], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         saved: Self::Saved<B>,
         gradient: FloatTensor<B>,

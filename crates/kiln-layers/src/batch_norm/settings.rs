@@ -104,21 +104,24 @@ pub(super) const PIECE: usize = 1024;
 
 /// Inputs: x, weight, bias, mean, variance, maybe a residual. Scalars: whether it trains, whether hard-swish follows.
 pub(super) static FORWARD: Cost = Cost {
-    over: &[(0, 0)],
-    flex: scratch,
-    cube: |call| call.wide(0, 3 + 2 * call.scalar(1)),
+    in_place: &[(0, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 3 + 2 * call.scalar(1)),
     ..Cost::new("kiln::batch_norm")
 };
 
 /// Inputs: x, statistics, weight, bias. Scalar: whether hard-swish follows.
-pub(super) static AGAIN: Cost =
-    Cost { flex: scratch, cube: |call| call.wide(0, 2 + 2 * call.scalar(0)), ..Cost::new("kiln::batch_norm_again") };
+pub(super) static AGAIN: Cost = Cost {
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 2 + 2 * call.scalar(0)),
+    ..Cost::new("kiln::batch_norm_again")
+};
 
 /// Inputs: gradient, saved tensors. The residual's gradient takes the memory of the output's.
 pub(super) static BACKWARD: Cost = Cost {
-    over: &[(0, 3), (0, 0)],
-    flex: scratch,
-    cube: |call| call.wide(0, 3 + 2 * call.scalar(1)),
+    in_place: &[(0, 3), (0, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 3 + 2 * call.scalar(1)),
     ..Cost::new("kiln::batch_norm_backward")
 };
 

@@ -5,7 +5,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{BIAS_BACKWARD, FORWARD, Geometry, INPUT_BACKWARD, WEIGHT_BACKWARD};
 
@@ -55,7 +55,7 @@ impl Kernel for Convolve {
         vec![(shape, inputs.get(1).filter(|_| !matches!(self, Self::Forward(_))).map_or(*dtype, |(_, dtype)| *dtype))]
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         use super::composed::{bias_gradient, forward, input_gradient, weight_gradient};
         vec![match self.clone() {
             Self::Forward(geometry) => {
@@ -90,7 +90,7 @@ impl Kernel for Convolve {
 }
 
 /// The convolution of `x`.
-pub(crate) fn conv2d_forward<B: Runs>(
+pub(crate) fn conv2d_forward<B: KernelBackend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: FloatTensor<B>,
@@ -101,7 +101,7 @@ pub(crate) fn conv2d_forward<B: Runs>(
 }
 
 /// The gradient of an input of `shape`.
-pub(crate) fn conv2d_input_gradient<B: Runs>(
+pub(crate) fn conv2d_input_gradient<B: KernelBackend>(
     weight: FloatTensor<B>,
     gradient: FloatTensor<B>,
     shape: Shape,
@@ -112,7 +112,7 @@ pub(crate) fn conv2d_input_gradient<B: Runs>(
 }
 
 /// The gradient of a weight of `shape`.
-pub(crate) fn conv2d_weight_gradient<B: Runs>(
+pub(crate) fn conv2d_weight_gradient<B: KernelBackend>(
     x: FloatTensor<B>,
     gradient: FloatTensor<B>,
     shape: Shape,
@@ -123,7 +123,7 @@ pub(crate) fn conv2d_weight_gradient<B: Runs>(
 }
 
 /// The sum over each channel.
-pub(crate) fn conv2d_bias_gradient<B: Runs>(gradient: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn conv2d_bias_gradient<B: KernelBackend>(gradient: FloatTensor<B>) -> FloatTensor<B> {
     let [db] = all(B::run(&Convolve::BiasGradient, vec![gradient]));
     db
 }
@@ -132,14 +132,18 @@ impl Operation for Geometry {
     const NAME: &'static str = "convolution";
 
     /// Input and weight.
-    type Saved<B: Runs> = [FloatTensor<B>; 2];
+    type Saved<B: KernelBackend> = [FloatTensor<B>; 2];
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, [FloatTensor<B>; 2]> {
+    fn forward<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, [FloatTensor<B>; 2]> {
         let saved = wanted.contains(&true).then(|| [inputs[0].clone(), inputs[1].clone()]);
         Computed { outputs: B::run(&Convolve::Forward(*self), inputs), saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         [x, weight]: [FloatTensor<B>; 2],
         gradient: FloatTensor<B>,
@@ -151,7 +155,7 @@ impl Operation for Geometry {
 }
 
 /// The gradients of input, weight and bias that are wanted. The input is given by a function that computes it, and by its shape.
-pub(crate) fn gradients<B: Runs>(
+pub(crate) fn gradients<B: KernelBackend>(
     (x, shape): (impl FnOnce() -> FloatTensor<B>, Shape),
     (weight, geometry): (FloatTensor<B>, Geometry),
     gradient: FloatTensor<B>,

@@ -45,31 +45,31 @@ pub(super) const PARTS: usize = 64 * 1024;
 
 /// Inputs: x, weight, bias. Scalars: stride, padding before and behind, dilation, each of both sides; groups.
 pub(super) static FORWARD: Cost = Cost {
-    flex: |call, cpu| correlation(call, [0, 1], cpu),
-    cube: |call| call.bytes(0),
+    cpu_scratch: |call, cpu| correlation(call, [0, 1], cpu),
+    gpu_scratch: |call| call.bytes(0),
     multiply_adds: |call| multiply_adds(call.out_elements(0), call.elements(1), call.dim(1, 0)),
     ..Cost::new("kiln::conv2d")
 };
 
 /// Inputs: weight, gradient.
 pub(super) static INPUT_BACKWARD: Cost = Cost {
-    flex: |call, cpu| correlation(call, [1, 0], cpu),
-    cube: |call| call.bytes(1),
+    cpu_scratch: |call, cpu| correlation(call, [1, 0], cpu),
+    gpu_scratch: |call| call.bytes(1),
     multiply_adds: |call| multiply_adds(call.elements(1), call.elements(0), call.dim(0, 0)),
     ..Cost::new("kiln::conv2d_x_backward")
 };
 
 /// Inputs: x, gradient.
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
-    flex: weight_backward,
-    cube: |call| call.bytes(0) + call.bytes(1),
+    cpu_scratch: weight_backward,
+    gpu_scratch: |call| call.bytes(0) + call.bytes(1),
     multiply_adds: |call| multiply_adds(call.elements(1), call.out_elements(0), call.dim(1, 1)),
     ..Cost::new("kiln::conv2d_weight_backward")
 };
 
 /// Input: gradient. A plane of it for each thread.
 pub(super) static BIAS_BACKWARD: Cost = Cost {
-    flex: |call, cpu| {
+    cpu_scratch: |call, cpu| {
         let plane = call.dim_from_end(0, 0) * call.dim_from_end(0, 1);
         4 * call.dim(0, 1) + call.widened(call.dim(0, 1), plane, cpu)
     },

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all};
 
 /// A group norm. A missing parameter has no elements. The gradients are computed from input, statistics, weight and gradient of
 /// the output.
@@ -37,7 +37,7 @@ impl Kernel for GroupedNorm {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Forward(settings) => {
                 let [x, weight, bias] = all(inputs);
@@ -72,15 +72,19 @@ impl Operation for GroupNormSettings {
     const NAME: &'static str = "group norm";
 
     /// Input, statistics and weight.
-    type Saved<B: Runs> = [FloatTensor<B>; 3];
+    type Saved<B: KernelBackend> = [FloatTensor<B>; 3];
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, [FloatTensor<B>; 3]> {
+    fn forward<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, [FloatTensor<B>; 3]> {
         let kept = wanted.contains(&true).then(|| (inputs[0].clone(), inputs[1].clone()));
         let [y, statistics] = all(B::run(&GroupedNorm::Forward(*self), inputs));
         Computed { outputs: vec![y], saved: kept.map(|(x, weight)| [x, statistics, weight]) }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         [x, statistics, weight]: [FloatTensor<B>; 3],
         gradient: FloatTensor<B>,
@@ -102,11 +106,16 @@ pub(crate) struct GroupNormSettings {
 }
 
 /// Inputs: x, weight, bias.
-pub(super) static FORWARD: Cost = Cost { flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::group_norm") };
+pub(super) static FORWARD: Cost =
+    Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 2), ..Cost::new("kiln::group_norm") };
 
 /// Inputs: x, statistics, weight, gradient.
-pub(super) static BACKWARD: Cost =
-    Cost { over: &[(3, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::group_norm_backward") };
+pub(super) static BACKWARD: Cost = Cost {
+    in_place: &[(3, 0)],
+    cpu_scratch: scratch,
+    gpu_scratch: |call| call.wide(0, 2),
+    ..Cost::new("kiln::group_norm_backward")
+};
 
 /// Two values of each channel of each sample, and two buffers of a channel's values for each thread.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::Prologue;
 use super::settings::{FORWARD, INPUT_BACKWARD, WEIGHT_BACKWARD};
@@ -62,7 +62,7 @@ impl Kernel for Layer {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         use super::composed::{forward, input_gradient, weight_gradient};
         match *self {
             Self::Forward(prologue) => {
@@ -101,16 +101,19 @@ impl Kernel for Layer {
 }
 
 /// The output, and the statistics of each row, from x, norm's weight and bias, weight and bias.
-pub(crate) fn prologue_linear<B: Runs>(inputs: [FloatTensor<B>; 5], prologue: Prologue) -> [FloatTensor<B>; 2] {
+pub(crate) fn prologue_linear<B: KernelBackend>(
+    inputs: [FloatTensor<B>; 5],
+    prologue: Prologue,
+) -> [FloatTensor<B>; 2] {
     all(B::run(&Layer::Forward(prologue), inputs.into()))
 }
 
 impl Operation for Prologue {
     const NAME: &'static str = "linear";
 
-    type Saved<B: Runs> = LinearSaved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = LinearSaved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let kept = wanted.contains(&true).then(|| inputs[..4].to_vec());
         let [y, statistics] = all(B::run(&Layer::Forward(*self), inputs));
         let saved = kept.map(|kept| {
@@ -120,7 +123,7 @@ impl Operation for Prologue {
         Computed { outputs: vec![y], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         saved: Self::Saved<B>,
         gradient: FloatTensor<B>,
@@ -143,7 +146,7 @@ pub(crate) struct LinearSaved<T> {
 }
 
 /// The gradients of input, norm's weight and bias, and the layer's weight and bias.
-pub(crate) fn gradients<B: Runs>(
+pub(crate) fn gradients<B: KernelBackend>(
     saved: LinearSaved<FloatTensor<B>>,
     gradient: FloatTensor<B>,
     [for_x, for_norm_weight, for_norm_bias, for_weight, for_bias]: [bool; 5],

@@ -23,8 +23,8 @@ pub(super) const BLOCK: usize = 256;
 /// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue.
 pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
-    flex: |call, cpu| scratch(call, 3, 1, cpu),
-    cube: |call| call.bytes(0),
+    cpu_scratch: |call, cpu| scratch(call, 3, 1, cpu),
+    gpu_scratch: |call| call.bytes(0),
     multiply_adds: |call| multiply_adds(call, 3),
     ..Cost::new("kiln::linear")
 };
@@ -32,9 +32,9 @@ pub(super) static FORWARD: Cost = Cost {
 /// Inputs: x, statistics, weight and bias of the norm, weight, gradient. Scalar: 0 without a prologue.
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     any_order: &[4],
-    like: &[(4, 0)],
-    flex: |call, cpu| scratch(call, 4, 1, cpu),
-    cube: |call| 2 * call.bytes(0),
+    same_layout: &[(4, 0)],
+    cpu_scratch: |call, cpu| scratch(call, 4, 1, cpu),
+    gpu_scratch: |call| 2 * call.bytes(0),
     multiply_adds: |call| multiply_adds(call, 4),
     ..Cost::new("kiln::linear_weight_backward")
 };
@@ -42,8 +42,8 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
 /// Inputs and scalar of [`WEIGHT_BACKWARD`].
 pub(super) static INPUT_BACKWARD: Cost = Cost {
     any_order: &[4],
-    flex: |call, cpu| scratch(call, 4, 2, cpu),
-    cube: |call| 2 * call.bytes(0),
+    cpu_scratch: |call, cpu| scratch(call, 4, 2, cpu),
+    gpu_scratch: |call| 2 * call.bytes(0),
     multiply_adds: |call| multiply_adds(call, 4),
     ..Cost::new("kiln::linear_input_backward")
 };

@@ -5,7 +5,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{GRADIENTS, Inputs, LOSS, LossGradients, LossInputs, SCALE, kept_dtype};
 use super::{LossOptions, Reduction};
@@ -23,7 +23,7 @@ enum LossKernel {
 }
 
 /// The inputs from their list.
-fn inputs_of<B: Runs>(inputs: Vec<FloatTensor<B>>) -> Inputs<B> {
+fn inputs_of<B: KernelBackend>(inputs: Vec<FloatTensor<B>>) -> Inputs<B> {
     let [hidden, weight, bias, targets, class_weights, row_weights] = all(inputs);
     LossInputs { hidden, weight, bias, targets: B::int(targets), class_weights, row_weights }
 }
@@ -61,7 +61,7 @@ impl Kernel for LossKernel {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Loss(options) => vec![super::composed::loss::<B>(inputs_of::<B>(inputs), options)],
             Self::Gradients(options, wanted) => {
@@ -91,7 +91,7 @@ impl Kernel for LossKernel {
 }
 
 /// Gradients that are `wanted`, times a factor of one element in f32, in `dtype`.
-fn scaled<B: Runs>(
+fn scaled<B: KernelBackend>(
     gradients: impl IntoIterator<Item = FloatTensor<B>>,
     wanted: &[bool],
     factor: &FloatTensor<B>,
@@ -117,9 +117,9 @@ pub(crate) enum Saved<T> {
 impl Operation for LossOptions {
     const NAME: &'static str = "linear cross-entropy";
 
-    type Saved<B: Runs> = Saved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = Saved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let dtype = inputs[0].dtype();
         if self.reduction == Reduction::None || !wanted.contains(&true) {
             let saved = wanted.contains(&true).then(|| Saved::Inputs(inputs.clone(), dtype));
@@ -130,7 +130,7 @@ impl Operation for LossOptions {
         Computed { outputs, saved: Some(Saved::Gradients(gradients, dtype)) }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         saved: Self::Saved<B>,
         gradient: FloatTensor<B>,

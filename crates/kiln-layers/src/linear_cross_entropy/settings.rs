@@ -89,7 +89,7 @@ pub(super) static LOSS: Cost =
 /// Inputs of [`LOSS`]. A gradient that is not wanted has no elements.
 pub(super) static GRADIENTS: Cost = Cost {
     any_order: &[0, 1],
-    like: &[(1, 2)],
+    same_layout: &[(1, 2)],
     flex,
     cube,
     multiply_adds: |call| {
@@ -101,11 +101,11 @@ pub(super) static GRADIENTS: Cost = Cost {
 
 /// Inputs: a gradient that was kept, the gradient of the loss.
 pub(super) static SCALE: Cost = Cost {
-    over: &[(0, 0)],
+    in_place: &[(0, 0)],
     any_order: &[0],
-    like: &[(0, 0)],
-    flex: |call, cpu| call.chunks(SCALED, 2, cpu),
-    cube: |call| call.wide(0, 1),
+    same_layout: &[(0, 0)],
+    cpu_scratch: |call, cpu| call.chunks(SCALED, 2, cpu),
+    gpu_scratch: |call| call.wide(0, 1),
     ..Cost::new("kiln::scaled")
 };
 

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all};
 
 /// Max pooling over windows, and the gradient of its input.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ impl Kernel for Pool {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Forward(windows, positions) => {
                 let [x] = all(inputs);
@@ -69,15 +69,15 @@ impl Operation for Windows {
     const NAME: &'static str = "max pooling";
 
     /// The positions in the windows.
-    type Saved<B: Runs> = FloatTensor<B>;
+    type Saved<B: KernelBackend> = FloatTensor<B>;
 
-    fn forward<B: Runs>(&self, x: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, FloatTensor<B>> {
+    fn forward<B: KernelBackend>(&self, x: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, FloatTensor<B>> {
         let mut outputs = B::run(&Pool::Forward(*self, wanted[0]), x);
         let saved = outputs.split_off(1).pop();
         Computed { outputs, saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         positions: FloatTensor<B>,
         gradient: FloatTensor<B>,
@@ -109,11 +109,12 @@ pub(crate) fn with_planes(shape: &Shape, [height, width]: [usize; 2]) -> Shape {
     Shape::new([shape[0], shape[1], height, width])
 }
 
-pub(super) static FORWARD: Cost = Cost { flex: forward, cube: |call| 2 * call.bytes(0), ..Cost::new("kiln::max_pool") };
+pub(super) static FORWARD: Cost =
+    Cost { cpu_scratch: forward, gpu_scratch: |call| 2 * call.bytes(0), ..Cost::new("kiln::max_pool") };
 
 /// Inputs: positions, gradient.
 pub(super) static BACKWARD: Cost =
-    Cost { flex: backward, cube: |call| 2 * call.out_bytes(0), ..Cost::new("kiln::max_pool_backward") };
+    Cost { cpu_scratch: backward, gpu_scratch: |call| 2 * call.out_bytes(0), ..Cost::new("kiln::max_pool_backward") };
 
 /// Slices of each plane, and some rows for each thread.
 fn forward(call: &Call<'_>, cpu: &Cpu) -> u64 {

@@ -4,7 +4,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all};
 
 /// A norm over the last dimension. A missing bias has no elements. The gradients are computed from input, statistics, weight and gradient of
 /// the output.
@@ -35,7 +35,7 @@ impl Kernel for RowNorm {
         }
     }
 
-    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Forward(settings) => {
                 let [x, weight, bias] = all(inputs);
@@ -70,15 +70,19 @@ impl Operation for NormSettings {
     const NAME: &'static str = "norm";
 
     /// Input, statistics and weight.
-    type Saved<B: Runs> = [FloatTensor<B>; 3];
+    type Saved<B: KernelBackend> = [FloatTensor<B>; 3];
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, [FloatTensor<B>; 3]> {
+    fn forward<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, [FloatTensor<B>; 3]> {
         let kept = wanted.contains(&true).then(|| (inputs[0].clone(), inputs[1].clone()));
         let [y, statistics] = all(B::run(&RowNorm::Forward(*self), inputs));
         Computed { outputs: vec![y], saved: kept.map(|(x, weight)| [x, statistics, weight]) }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         [x, statistics, weight]: [FloatTensor<B>; 3],
         gradient: FloatTensor<B>,
@@ -111,11 +115,16 @@ pub(super) const ROWS: usize = 8;
 pub(super) const GROUPS: usize = 16;
 
 /// Inputs: x, weight, bias.
-pub(super) static FORWARD: Cost = Cost { flex: forward, cube: |call| call.wide(0, 2), ..Cost::new("kiln::norm") };
+pub(super) static FORWARD: Cost =
+    Cost { cpu_scratch: forward, gpu_scratch: |call| call.wide(0, 2), ..Cost::new("kiln::norm") };
 
 /// Inputs: x, statistics, weight, gradient.
-pub(super) static BACKWARD: Cost =
-    Cost { over: &[(3, 0)], flex: backward, cube: |call| call.wide(0, 2), ..Cost::new("kiln::norm_backward") };
+pub(super) static BACKWARD: Cost = Cost {
+    in_place: &[(3, 0)],
+    cpu_scratch: backward,
+    gpu_scratch: |call| call.wide(0, 2),
+    ..Cost::new("kiln::norm_backward")
+};
 
 /// Buffers of some rows. Weight and bias are copied.
 fn forward(call: &Call<'_>, cpu: &Cpu) -> u64 {

@@ -2,7 +2,7 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use kiln_operations::{Computed, Operation, Runs, all};
+use kiln_operations::{Computed, KernelBackend, Operation, all};
 
 use crate::batch_norm::{
     BatchNormOutput, BatchNormSaved, NormActivation, NormSettings, norm_again, norm_backward, norm_forward,
@@ -22,9 +22,9 @@ impl Operation for NormConv2d {
     const NAME: &'static str = "norm and convolution";
 
     /// x, the norm's saved tensors without its input, and the kernel.
-    type Saved<B: Runs> = (FloatTensor<B>, BatchNormSaved<FloatTensor<B>>, FloatTensor<B>);
+    type Saved<B: KernelBackend> = (FloatTensor<B>, BatchNormSaved<FloatTensor<B>>, FloatTensor<B>);
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let [x, weight, bias, mean, variance, kernel, kernel_bias] = all(inputs);
         let kept = wanted.contains(&true).then(|| (x.clone(), [weight.clone(), bias.clone()], kernel.clone()));
         let BatchNormOutput { y, running: [mean, variance], statistics } =
@@ -33,7 +33,7 @@ impl Operation for NormConv2d {
         Computed { outputs: vec![conv2d_forward::<B>(y, kernel, kernel_bias, self.geometry), mean, variance], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         (x, saved, kernel): Self::Saved<B>,
         gradient: FloatTensor<B>,
@@ -46,7 +46,7 @@ impl Operation for NormConv2d {
 }
 
 /// The gradients that are wanted, of input, norm's weight and bias, kernel and kernel's bias. `saved` has no input of its own.
-fn backward<B: Runs>(
+fn backward<B: KernelBackend>(
     x: FloatTensor<B>,
     saved: BatchNormSaved<FloatTensor<B>>,
     kernel: (FloatTensor<B>, Geometry),
@@ -89,9 +89,9 @@ pub(super) struct Conv2dNormSaved<T> {
 impl Operation for Conv2dNorm {
     const NAME: &'static str = "convolution and norm";
 
-    type Saved<B: Runs> = Conv2dNormSaved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = Conv2dNormSaved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let [x, kernel, kernel_bias, weight, bias, mean, variance] = all(inputs);
         let kept = wanted
             .contains(&true)
@@ -109,7 +109,7 @@ impl Operation for Conv2dNorm {
         Computed { outputs: vec![y, mean, variance], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         Conv2dNormSaved { x, kernel, kernel_bias, norm, normalised }: Self::Saved<B>,
         gradient: FloatTensor<B>,
@@ -152,9 +152,9 @@ pub(super) struct ExcitedSaved<T> {
 impl Operation for ExcitedConv2d {
     const NAME: &'static str = "norm, scale and convolution";
 
-    type Saved<B: Runs> = ExcitedSaved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = ExcitedSaved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let [x, scale, weight, bias, mean, variance, kernel, kernel_bias] = all(inputs);
         let kept =
             wanted.contains(&true).then(|| (x.clone(), scale.clone(), [weight.clone(), bias.clone()], kernel.clone()));
@@ -170,7 +170,7 @@ impl Operation for ExcitedConv2d {
         Computed { outputs: vec![y], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         ExcitedSaved { x, scale, norm, kernel }: Self::Saved<B>,
         gradient: FloatTensor<B>,
@@ -221,9 +221,9 @@ pub(super) struct ResidualEndSaved<T> {
 impl Operation for ResidualEnd {
     const NAME: &'static str = "end of a residual block";
 
-    type Saved<B: Runs> = ResidualEndSaved<FloatTensor<B>>;
+    type Saved<B: KernelBackend> = ResidualEndSaved<FloatTensor<B>>;
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
         let [x, residual, weight, bias, mean, variance, kernel, kernel_bias, last @ ..] = all::<_, 12>(inputs);
         let kept = wanted.contains(&true).then(|| {
             let of_norms = [[weight.clone(), bias.clone()], [last[0].clone(), last[1].clone()]];
@@ -243,7 +243,7 @@ impl Operation for ResidualEnd {
         Computed { outputs: [y].into_iter().chain(first.running).chain(running).collect(), saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         ResidualEndSaved { x, norm, kernel, kernel_bias, last, normalised }: Self::Saved<B>,
         gradient: FloatTensor<B>,

@@ -6,7 +6,7 @@ mod steps;
 use burn::backend::tensor::FloatTensor;
 use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
-use kiln_operations::{Computed, Operation, Runs, all, run};
+use kiln_operations::{Computed, KernelBackend, Operation, all, run};
 
 use crate::check::{same_dtype, same_size};
 use crate::conv2d::{Geometry, convolution};
@@ -66,16 +66,20 @@ impl Operation for UpsampleConv2d {
     const NAME: &'static str = "convolution of a doubled image";
 
     /// Input, weight and the other input.
-    type Saved<B: Runs> = (FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>);
+    type Saved<B: KernelBackend> = (FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>);
 
-    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
         let skip = inputs.drain(3..).next();
         let [x, weight, bias] = all(inputs);
         let saved = wanted.contains(&true).then(|| (x.clone(), weight.clone(), skip.clone()));
         Computed { outputs: vec![forward::<B>(x, skip, weight, bias)], saved }
     }
 
-    fn gradient<B: Runs>(
+    fn gradient<B: KernelBackend>(
         &self,
         (x, weight, skip): Self::Saved<B>,
         gradient: FloatTensor<B>,

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Shape};
 use super::phases::{from_squares, phases, phases_backward, to_squares};
 use crate::composed::{Wide, cat, full, slice};
 use crate::conv2d::{Geometry, conv2d_bias_gradient, conv2d_forward, conv2d_input_gradient, conv2d_weight_gradient};
-use kiln_operations::Runs;
+use kiln_operations::KernelBackend;
 
 /// The geometry, which the public function has checked.
 const SAME: Geometry = Geometry::SAME;
@@ -24,7 +24,7 @@ fn parts<B: Backend>(weight: &FloatTensor<B>, channels: usize) -> [FloatTensor<B
     [0..channels, channels..shape[1]].map(|inputs| slice::<B>(weight, &[0..shape[0], inputs]))
 }
 
-pub(super) fn forward<B: Runs>(
+pub(super) fn forward<B: KernelBackend>(
     x: FloatTensor<B>,
     skip: Option<FloatTensor<B>>,
     weight: FloatTensor<B>,
@@ -52,7 +52,7 @@ pub(super) fn forward<B: Runs>(
 }
 
 /// The gradients that are wanted, of both inputs, weight and bias.
-pub(super) fn backward<B: Runs>(
+pub(super) fn backward<B: KernelBackend>(
     (x, skip): (FloatTensor<B>, Option<FloatTensor<B>>),
     weight: FloatTensor<B>,
     gradient: FloatTensor<B>,

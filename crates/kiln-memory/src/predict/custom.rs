@@ -17,19 +17,19 @@ pub(super) fn on_flex(memory: &Memory<'_>, index: usize) -> Effect {
         let tensor = inputs[position].tensor;
         memory.is_exact(tensor) || (cost.any_order.contains(&position) && has_rows(memory.strides(tensor)))
     };
-    let is_written = |position: usize| cost.over.iter().any(|(input, _)| *input == position);
+    let is_written = |position: usize| cost.in_place.iter().any(|(input, _)| *input == position);
     let copied = (0..inputs.len()).filter(|position| !is_written(*position) && !reads(*position));
     let copies: u64 = copied.map(|position| call.bytes(position)).sum();
     let mut outputs = places(memory, index, &call, cost).into_iter();
     let first = outputs.next().unwrap_or(Output::New);
-    let workspace = copies + (cost.flex)(&call, &memory.profile.cpu());
+    let workspace = copies + (cost.cpu_scratch)(&call, &memory.profile.cpu());
     Effect { others: outputs.collect(), ..Effect::new(first, workspace) }
 }
 
 /// Where the outputs of an operation are, and its workspace, on a CubeCL device: all outputs are new.
 pub(super) fn on_cube(memory: &Memory<'_>, index: usize) -> Effect {
     let call = || call_at(memory.trace, memory.sizes, index, |_| &[]);
-    Effect::new(Output::New, cost_at(memory.trace, index).map_or(0, |cost| (cost.cube)(&call())))
+    Effect::new(Output::New, cost_at(memory.trace, index).map_or(0, |cost| (cost.gpu_scratch)(&call())))
 }
 
 /// Multiply-adds of an operation, and the bytes that it moves in addition to reading each input and writing each output once.
@@ -38,7 +38,7 @@ pub(super) fn work(trace: &StepTrace, sizes: &Sizes, index: usize, profile: &Bac
     let call = call_at(trace, sizes, index, |_| &[]);
     let more_bytes = match profile.kernels {
         Kernels::Flex => 0, // what is read twice is in the cache
-        Kernels::Cube => (cost.cube)(&call).saturating_mul(2),
+        Kernels::Cube => (cost.gpu_scratch)(&call).saturating_mul(2),
     };
     ((cost.multiply_adds)(&call), more_bytes)
 }
@@ -72,7 +72,7 @@ fn has_rows(strides: &[isize]) -> bool {
 fn places(memory: &Memory<'_>, index: usize, call: &Call<'_>, cost: &Cost) -> Vec<Output> {
     let inputs = memory.trace.graph.inputs_at(index);
     let mut places = vec![Output::New; call.outputs.len()];
-    for (input, output) in cost.like {
+    for (input, output) in cost.same_layout {
         if let (Some(input), Some(place)) = (inputs.get(*input), places.get_mut(*output))
             && memory.fills_its_buffer(input.tensor)
         {
@@ -80,7 +80,7 @@ fn places(memory: &Memory<'_>, index: usize, call: &Call<'_>, cost: &Cost) -> Ve
         }
     }
     let mut written: Vec<(usize, usize)> = vec![];
-    for (position, output) in cost.over {
+    for (position, output) in cost.in_place {
         let (Some(input), Some(made)) = (call.inputs.get(*position), call.outputs.get(*output)) else { continue };
         let tensor = inputs[*position].tensor;
         let covers = match cost.any_order.contains(position) {

@@ -48,7 +48,7 @@ pub(super) struct AdamWRule {
 }
 
 impl Rule<3> for AdamWRule {
-    const COST: &'static Cost = &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adamw_update") };
+    const COST: &'static Cost = &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adamw_update") };
 
     fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
         adamw(parameter, first, second, gradient, self);
@@ -77,7 +77,7 @@ pub(super) struct AdamRule {
 }
 
 impl Rule<3> for AdamRule {
-    const COST: &'static Cost = &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adam_update") };
+    const COST: &'static Cost = &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adam_update") };
 
     fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
         adam(parameter, first, second, gradient, self);
@@ -101,7 +101,7 @@ pub(super) struct SgdRule {
 }
 
 impl Rule<1> for SgdRule {
-    const COST: &'static Cost = &Cost { over: &[(0, 0)], ..Cost::new("kiln::sgd_update") };
+    const COST: &'static Cost = &Cost { in_place: &[(0, 0)], ..Cost::new("kiln::sgd_update") };
 
     fn apply(self, [parameter]: [&mut [f32]; 1], gradient: &[f32]) {
         sgd(parameter, gradient, self);
@@ -126,7 +126,7 @@ pub(super) struct MomentumRule {
 }
 
 impl Rule<2> for MomentumRule {
-    const COST: &'static Cost = &Cost { over: &[(0, 0), (1, 1)], ..Cost::new("kiln::momentum_update") };
+    const COST: &'static Cost = &Cost { in_place: &[(0, 0), (1, 1)], ..Cost::new("kiln::momentum_update") };
 
     fn apply(self, [parameter, velocity]: [&mut [f32]; 2], gradient: &[f32]) {
         momentum(parameter, velocity, gradient, self);

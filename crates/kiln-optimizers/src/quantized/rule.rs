@@ -45,8 +45,8 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
 
 impl Rule<2> for AdamWRule {
     const COSTS: [&'static Cost; 2] = [
-        &Cost { over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_8bit_update") },
-        &Cost { over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_4bit_update") },
+        &Cost { in_place: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_8bit_update") },
+        &Cost { in_place: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_4bit_update") },
     ];
 
     fn apply(self, parameter: &mut [f32], gradient: &[f32], [first, second]: [&mut [f32]; 2]) {
@@ -105,8 +105,8 @@ simd! {
 
 impl Rule<1> for MomentumRule {
     const COSTS: [&'static Cost; 2] = [
-        &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_8bit_update") },
-        &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_4bit_update") },
+        &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_8bit_update") },
+        &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_4bit_update") },
     ];
 
     fn apply(self, parameter: &mut [f32], gradient: &[f32], [velocity]: [&mut [f32]; 1]) {

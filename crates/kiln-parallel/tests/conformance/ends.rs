@@ -125,7 +125,7 @@ pub(crate) fn one_brings_too_few_parts(replica: Replica) {
     if is_last(communicator) {
         let error = communicator.reduce_scatter(vec![]).unwrap_err();
         assert!(
-            matches!(&error, Error::InvalidSetting { field: "number of parts", value, .. } if value == "0"),
+            matches!(&error, Error::InvalidSetting { name: "number of parts", value, .. } if value == "0"),
             "{error}"
         );
     } else {

@@ -299,5 +299,5 @@ pub(crate) fn owners_hand_out_parameters(replica: Replica) {
     }
     let foreign = Ownership::balance(&[1, 2, 3], replicas);
     let refused = hand_out::<_, Error>(communicator, Net::new(), &foreign, 100, |make| Ok(make()));
-    assert!(matches!(refused, Err(Error::InvalidSetting { field: "ownership", .. })));
+    assert!(matches!(refused, Err(Error::InvalidSetting { name: "ownership", .. })));
 }

@@ -195,7 +195,7 @@ fn a_forward_pass_must_have_as_many_stages_as_the_pipeline() {
         let many = Error::StageCount { micro_batch: 0, found: 4, expected: 3 };
         assert_eq!(run(&[1, 2, 3]), Stopped::Failed { stage: 2, action: Action::Forward(0), error: many });
     }
-    assert!(matches!(Pipeline::new(Schedule::GPipe, 0, 2), Err(Error::InvalidSetting { field: "stages", .. })));
+    assert!(matches!(Pipeline::new(Schedule::GPipe, 0, 2), Err(Error::InvalidSetting { name: "stages", .. })));
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Checkpoints {
     /// [`Error::InvalidSetting`] when `keep` is zero.
     pub fn new(directory: impl Into<PathBuf>, keep: usize) -> Result<Self, Error> {
         if keep == 0 {
-            return Err(Error::InvalidSetting { field: "keep", value: "0".into(), expected: "at least 1" });
+            return Err(Error::InvalidSetting { name: "keep", value: "0".into(), expected: "at least 1" });
         }
         Ok(Self { directory: directory.into(), keep })
     }

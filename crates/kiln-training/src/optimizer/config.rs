@@ -118,7 +118,7 @@ impl OptimizerConfig {
             "sgd8bit" => Self::Sgd8bit { momentum: 0.9, weight_decay: 5e-4, nesterov: true },
             _ => {
                 let expected = "adamw, adamw8bit, adamw4bit, adafactor, lion, muon, sgd or sgd8bit";
-                return Err(Error::InvalidSetting { field: "optimizer", value: name.to_owned(), expected });
+                return Err(Error::InvalidSetting { name: "optimizer", value: name.to_owned(), expected });
             }
         })
     }
@@ -203,7 +203,7 @@ impl OptimizerConfig {
     pub fn check(&self) -> Result<(), Error> {
         let of = |field, value: f64, holds: bool, expected| match holds {
             true => Ok(()),
-            false => Err(Error::InvalidSetting { field, value: value.to_string(), expected }),
+            false => Err(Error::InvalidSetting { name: field, value: value.to_string(), expected }),
         };
         let fraction = |field, value: f64| {
             let expected = match (0.0..1.0).contains(&value) {

@@ -44,7 +44,7 @@ impl MemoryBudget {
 }
 
 fn invalid(value: &str, expected: &'static str) -> Error {
-    Error::InvalidSetting { field: "memory budget", value: value.into(), expected }
+    Error::InvalidSetting { name: "memory budget", value: value.into(), expected }
 }
 
 /// The index of a CUDA device as burn prints it.

@@ -163,7 +163,7 @@ impl Division<'_> {
             let cuts = Stages::at(blocks, cuts)?;
             if cuts.ranges().len() != stages {
                 let value = format!("{} cuts for {stages} devices", cuts.ranges().len() - 1);
-                return Err(Error::InvalidSetting { field: "stages", value, expected: "one cut less than devices" });
+                return Err(Error::InvalidSetting { name: "stages", value, expected: "one cut less than devices" });
             }
             return self.exact(&starts(&cuts));
         }

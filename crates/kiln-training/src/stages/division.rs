@@ -59,7 +59,7 @@ impl Division {
         let StagesConfig { devices, schedule, .. } = config;
         if let Some(first) = devices.first().filter(|first| (*first).clone().inner() != device.clone().inner()) {
             let (value, expected) = (format!("{first:?}"), "the device that the trainer is built on");
-            return Err(Error::InvalidSetting { field: "device of the first stage", value, expected });
+            return Err(Error::InvalidSetting { name: "device of the first stage", value, expected });
         }
         let one_device = devices.windows(2).all(|pair| pair[0] == pair[1]);
         let stages = if one_device { stages.clone() } else { within_chains(stages, between)? };

@@ -29,11 +29,7 @@ impl Readers {
             let is_statistic = path.rsplit('.').next().is_some_and(|name| name.starts_with("running_"));
             if is_statistic && used.len() > 1 {
                 let value = format!("{path} in stages {used:?}");
-                return Err(Error::InvalidSetting {
-                    field: "running statistics",
-                    value,
-                    expected: "each in one stage",
-                });
+                return Err(Error::InvalidSetting { name: "running statistics", value, expected: "each in one stage" });
             }
             readers.insert((*path).to_owned(), used);
         }

@@ -20,7 +20,7 @@ impl<T: Task> Trainer<T> {
         let value = evaluation.metrics.iter().find(|(name, _)| *name == config.metric()).map(|(_, value)| *value);
         let Some(value) = value else {
             let (field, value) = ("metric that the run is judged by", config.metric().to_owned());
-            return Err(Error::InvalidSetting { field, value, expected: "one that the task evaluates" });
+            return Err(Error::InvalidSetting { name: field, value, expected: "one that the task evaluates" });
         };
         self.progress = self.progress.judged(config, evaluation.step, value);
         Ok(self.progress.improved_at(evaluation.step))

@@ -77,7 +77,7 @@ impl<T: Task> Trainer<T> {
         let (batches, total) = (data.batches(), self.length.steps(data.batches()));
         if total == 0 || batches == 0 {
             let expected = "at least 1 step, and data with at least 1 batch";
-            return Err(Error::InvalidSetting { field: "number of steps", value: "0".into(), expected });
+            return Err(Error::InvalidSetting { name: "number of steps", value: "0".into(), expected });
         }
         let lengths = [
             ("batches an epoch", self.batches.map(|batches| batches as u64), batches as u64),

@@ -17,7 +17,7 @@ pub(super) fn frozen<M: Module>(model: M, paths: &[String]) -> Result<M, Error> 
     }
     if known.all.iter().all(|known| paths.iter().any(|path| is_below(known, path))) {
         let expected = "at least one parameter that is trained";
-        return Err(Error::InvalidSetting { field: "list of frozen parameters", value: paths.join(", "), expected });
+        return Err(Error::InvalidSetting { name: "list of frozen parameters", value: paths.join(", "), expected });
     }
     Ok(model.map(&mut Freeze { paths, place: vec![] }))
 }

@@ -157,7 +157,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     pub(super) fn check(&self, batch: usize) -> Result<(), Error> {
         let zero = |field, value: usize| match value {
-            0 => Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" }),
+            0 => Err(Error::InvalidSetting { name: field, value: "0".into(), expected: "at least 1" }),
             _ => Ok(()),
         };
         zero("batch size", batch)?;

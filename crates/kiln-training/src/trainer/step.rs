@@ -227,7 +227,7 @@ impl<T: Task> Trainer<T> {
                 // State that the new owners lack would begin again at zero.
                 let (value, expected) =
                     ("other parameters that require gradients", "the same, where replicas divide the state");
-                return Err(Error::InvalidSetting { field: "edit of the model", value: value.into(), expected });
+                return Err(Error::InvalidSetting { name: "edit of the model", value: value.into(), expected });
             }
             (self.run.model, self.run.optimizer) = (model, optimizer);
         }

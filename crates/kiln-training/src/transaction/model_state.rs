@@ -54,7 +54,7 @@ impl StepSettings {
         self.scaling().check()?;
         if let Some(max_norm) = self.max_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             let value = max_norm.to_string();
-            return Err(Error::InvalidSetting { field: "clip norm", value, expected: "a number above 0" });
+            return Err(Error::InvalidSetting { name: "clip norm", value, expected: "a number above 0" });
         }
         Ok(kiln_precision::check_device(&self.device, self.policy.compute())?)
     }
@@ -190,7 +190,7 @@ impl<M: Module> ModelState<M> {
             (None, true) => {
                 let value = "unknown".into();
                 let expected = "a number, by with_steps, or epochs and a call of fit: the schedule depends on it";
-                return Err(Error::InvalidSetting { field: "number of steps", value, expected });
+                return Err(Error::InvalidSetting { name: "number of steps", value, expected });
             }
         };
         Ok(self.settings.schedule.rate(self.state.schedule_step(), total))

@@ -313,7 +313,7 @@ fn settings_that_cannot_be_are_errors() {
     let planner = planner(&[1, 1]);
     assert!(matches!(planner.stage_plan(&DeviceLayout::new(3), u64::MAX), Err(Error::Parallel(_))));
     let cuts = DeviceLayout::new(2).with_cuts([]);
-    assert!(matches!(planner.stage_plan(&cuts, u64::MAX), Err(Error::InvalidSetting { field: "stages", .. })));
+    assert!(matches!(planner.stage_plan(&cuts, u64::MAX), Err(Error::InvalidSetting { name: "stages", .. })));
     let error = planner.evaluate_stages(Precision::BF16, &Plan::none(2), 1, &DeviceLayout::new(2), u64::MAX);
     assert!(matches!(error, Err(Error::NoPrecision)));
 }

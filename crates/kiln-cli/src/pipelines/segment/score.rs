@@ -80,7 +80,7 @@ pub(super) fn score(
     let pixels: u64 = confusion.truths().iter().sum();
     if pixels == 0 {
         let (value, expected) = ("0".to_owned(), "at least one in an image that can be read");
-        return Err(Error::InvalidSetting { field: "number of held-out pixels with a class", value, expected });
+        return Err(Error::InvalidSetting { name: "number of held-out pixels with a class", value, expected });
     }
     Ok(Scores { confusion, cross_entropy: entropy / pixels as f64 })
 }

@@ -45,7 +45,7 @@ impl View {
             || image.pixels.len() != image.height * image.width * image.channels
         {
             return Err(Error::InvalidSetting {
-                field: "image",
+                name: "image",
                 value: format!("{}x{}x{}", image.height, image.width, image.channels),
                 expected: "1 or 3 channels and at least one pixel",
             });
@@ -53,7 +53,7 @@ impl View {
         self.check(image.height, image.width)?;
         let resized = resample::crop_resize(image, &self.area, [self.height, self.width]);
         let expected = "a part of the image that can be resized";
-        let resized = resized.map_err(|value| Error::InvalidSetting { field: "area", value, expected })?;
+        let resized = resized.map_err(|value| Error::InvalidSetting { name: "area", value, expected })?;
         Ok(if self.flip { Orientation::default().then_mirror().apply(resized) } else { resized })
     }
 
@@ -72,7 +72,7 @@ impl View {
         if !(side.contains(&self.height) && side.contains(&self.width)) {
             let value = format!("{}x{}", self.height, self.width);
             return Err(Error::InvalidSetting {
-                field: "size of the result",
+                name: "size of the result",
                 value,
                 expected: "1x1 to 1048576x1048576",
             });

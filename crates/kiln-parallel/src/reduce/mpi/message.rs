@@ -118,7 +118,7 @@ mod tests {
         let left = Error::Left { rank: 3, reason: "a full disk".into() };
         assert_eq!(Reason::of(&left, 1).error(1, 0, "exchange"), left);
         let mistake =
-            Error::InvalidSetting { field: "number of parts", value: "0".into(), expected: "one for each replica" };
+            Error::InvalidSetting { name: "number of parts", value: "0".into(), expected: "one for each replica" };
         let broken = Error::Broken { reason: "replica 1: number of parts = 0: expected one for each replica".into() };
         let first = Reason::of(&mistake, 1).error(1, 0, "exchange");
         assert_eq!(first, broken);
