@@ -83,15 +83,20 @@ pub(super) const SCALED: usize = 1 << 14;
 pub(super) const LOGITS: usize = if cfg!(test) { 512 } else { 128 << 20 };
 
 /// Inputs: hidden rows, weight, bias, targets, weights of classes, weights of rows.
-pub(super) static LOSS: Cost =
-    Cost { any_order: &[0, 1], flex, cube, multiply_adds: logits, ..Cost::new("kiln::linear_cross_entropy") };
+pub(super) static LOSS: Cost = Cost {
+    any_order: &[0, 1],
+    cpu_scratch,
+    gpu_scratch,
+    multiply_adds: logits,
+    ..Cost::new("kiln::linear_cross_entropy")
+};
 
 /// Inputs of [`LOSS`]. A gradient that is not wanted has no elements.
 pub(super) static GRADIENTS: Cost = Cost {
     any_order: &[0, 1],
     same_layout: &[(1, 2)],
-    flex,
-    cube,
+    cpu_scratch,
+    gpu_scratch,
     multiply_adds: |call| {
         let wanted = [1, 2].into_iter().filter(|output| call.out_elements(*output) > 0).count();
         logits(call) * (1 + wanted) as f64
@@ -121,7 +126,7 @@ fn logits(call: &Call<'_>) -> f64 {
 }
 
 /// Logits and hidden rows of a chunk, some values for each row, a block of a 16-bit weight, and the operands that the products pack.
-fn flex(call: &Call<'_>, cpu: &Cpu) -> u64 {
+fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 1));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let block = if call.reads_half(1) { (BLOCK as u64).min(call.wide(1, 1)) } else { 0 };
@@ -136,7 +141,7 @@ fn flex(call: &Call<'_>, cpu: &Cpu) -> u64 {
 }
 
 /// The logits of a chunk and four tensors of its rows, a copy of 16-bit weights in f32, and the part of their gradient that a chunk adds.
-fn cube(call: &Call<'_>) -> u64 {
+fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let chunk = (LOGITS as u64 / (4 * classes).max(1)).clamp(1, rows);
     let weights = u64::from(call.reads_half(1)) + u64::from(chunk < rows && call.out_elements(2) > 0);
