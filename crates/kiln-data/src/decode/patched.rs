@@ -1,4 +1,6 @@
 //! A reader that changes or inserts bytes of a file, so that decoders skip metadata and find the end of damaged data.
+//!
+//! By hand: it feeds libraries a changed file without a copy of it.
 
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 

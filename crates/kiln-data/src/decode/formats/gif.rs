@@ -1,4 +1,6 @@
 //! The blocks of a GIF: metadata are skipped, and the first frame tells what decoding takes.
+//!
+//! By hand, since the decoder keeps colour profiles and XMP of any size: hostile metadata stay within the plan of a file.
 
 use std::io::BufRead;
 

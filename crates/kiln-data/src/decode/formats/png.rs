@@ -1,4 +1,6 @@
 //! PNG: its header, and its rows decoded one after the other.
+//!
+//! By hand around the `png` crate, which gives rows: a PNG of 100 megapixels is decoded in 1.6 MB (docs/data-loading.md).
 
 use std::io::{Read, Seek};
 

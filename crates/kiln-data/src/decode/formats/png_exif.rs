@@ -1,4 +1,6 @@
 //! The orientation in the chunks of a PNG, before or after its image data.
+//!
+//! By hand, since an orientation may also stand after the image data and in text profiles, of which few bytes are read.
 
 use std::io::{Read, Seek, SeekFrom};
 

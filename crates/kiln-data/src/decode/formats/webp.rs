@@ -1,4 +1,6 @@
 //! The chunks of a WebP: its orientation, and the bytes that decoding takes.
+//!
+//! By hand, since the decoder does not report the bytes that decoding takes, from which the plan of a file is made.
 
 use std::io::{Read, Seek, SeekFrom};
 

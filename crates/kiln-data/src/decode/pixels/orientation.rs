@@ -1,4 +1,6 @@
 //! How the pixels of a file are turned and mirrored to be upright.
+//!
+//! By hand, since the `image` crate turns only whole images, into a second one of the same size.
 
 use super::image::{Area, Image};
 

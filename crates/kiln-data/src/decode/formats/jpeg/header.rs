@@ -1,4 +1,6 @@
 //! The segments of a JPEG up to its first scan.
+//!
+//! By hand, since the plan of a file needs sampling, scans and orientation before a decoder is made.
 
 use std::io::{Read, Seek};
 use std::ops::Range;

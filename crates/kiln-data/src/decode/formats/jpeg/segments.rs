@@ -1,5 +1,7 @@
 //! Turns the metadata segments of a JPEG into comments, which decoders skip, damage into bytes that fill, and marks the end of
 //! its coded data, so that a decoder that reads past it reports an error.
+//!
+//! By hand, since decoders keep metadata of any size and accept data that end too early: hostile files stay within their plan.
 
 use std::io::{self, Seek};
 use std::ops::Range;

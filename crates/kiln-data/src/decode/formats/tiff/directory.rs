@@ -1,5 +1,7 @@
 //! The first directory of a TIFF before the decoder reads it, and what is hidden from the decoder. Source: TIFF 6.0; the
 //! BigTIFF design of libtiff.
+//!
+//! By hand, since the `tiff` crate expands the 1 MiB that its limit allows to up to thirty times as many bytes.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
