@@ -11,7 +11,7 @@ use kiln_precision::{Policy, Precision};
 use kiln_training::{OptimizerConfig, Recompute};
 
 use crate::run::device;
-use crate::sim::{Card, with_cards};
+use crate::sim::{Card, with_cards_alone};
 use crate::support::{Settings, Watched, planned, settings};
 use crate::tasks::{Case, Residual, Text};
 
@@ -31,7 +31,8 @@ const STEPS: u64 = 6;
 /// The peak of a step after the first two, in bytes: the prediction for tensors alone, and the driver's allocations.
 ///
 /// CubeCL frees tensors on a thread of its own. If that thread waits for a core, tensors live longer than the step needs them, which can
-/// only add to the peak. So the smallest peak of a few steps counts, and the first one below `most` times the prediction is enough.
+/// only add to the peak. So no other test runs meanwhile, the smallest peak of a few steps counts, and the first one below `most` times
+/// the prediction is enough.
 fn peaks<C: Case>(
     card: &Card,
     case: &C,
@@ -88,7 +89,7 @@ fn measured<C: Case + Sync>(card: &Card, case: &C, samples: usize, optimizer: Op
 
 #[test]
 fn steps_of_a_gpt() {
-    with_cards(&[], &TECHNIQUES, |card, technique| {
+    with_cards_alone(&[], &TECHNIQUES, |card, technique| {
         let config = GptConfig { vocab: 4096, context: 256, layers: 6, heads: 6, width: 384, dropout: 0.0, lean: true };
         measured(card, &Text { samples: 16, config }, 16, OptimizerConfig::adamw(), technique);
     });
@@ -97,7 +98,7 @@ fn steps_of_a_gpt() {
 /// With texts so short that the update is a large part of the peak.
 #[test]
 fn steps_of_a_gpt_with_moments_of_8_bits() {
-    with_cards(&[], &LONG, |card, technique| {
+    with_cards_alone(&[], &LONG, |card, technique| {
         let config = GptConfig { vocab: 4096, context: 16, layers: 6, heads: 6, width: 384, dropout: 0.0, lean: true };
         let optimizer = OptimizerConfig::named("adamw8bit").unwrap();
         measured(card, &Text { samples: 16, config }, 16, optimizer, technique);
@@ -106,7 +107,7 @@ fn steps_of_a_gpt_with_moments_of_8_bits() {
 
 #[test]
 fn steps_of_a_gpt_with_long_texts() {
-    with_cards(&[], &LONG, |card, technique| {
+    with_cards_alone(&[], &LONG, |card, technique| {
         let config = GptConfig { vocab: 512, context: 1024, layers: 2, heads: 6, width: 384, dropout: 0.0, lean: true };
         measured(card, &Text { samples: 6, config }, 6, OptimizerConfig::adamw(), technique);
     });
@@ -114,7 +115,7 @@ fn steps_of_a_gpt_with_long_texts() {
 
 #[test]
 fn steps_of_a_resnet() {
-    with_cards(&[], &TECHNIQUES, |card, technique| {
+    with_cards_alone(&[], &TECHNIQUES, |card, technique| {
         let config = ResNetConfig::resnet18(100).with_stem(Stem::Cifar);
         measured(card, &Residual { samples: 64, side: 32, config }, 64, OptimizerConfig::sgd(), technique);
     });

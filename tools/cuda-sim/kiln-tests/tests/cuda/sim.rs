@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use libloading::{Library, Symbol};
@@ -57,10 +58,25 @@ pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl F
     with_tries(1, settings, cases, test);
 }
 
+/// Held by each process of a test: shared by those that may run beside others.
+static CORES: RwLock<()> = RwLock::new(());
+
+/// Runs `test` as [`with_cards`] does, while no other test runs. CubeCL frees tensors on a thread of its own: if that thread waits for a
+/// core, tensors live longer than the step needs them.
+pub(crate) fn with_cards_alone(settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
+    let _alone = CORES.write().unwrap_or_else(PoisonError::into_inner);
+    run_cases(1, settings, cases, test);
+}
+
 /// Runs `test` as [`with_cards`] does, for peaks of pages: a case passes if one of `tries` processes passes. CubeCL frees tensors on a
 /// thread of its own. The timing of that thread decides whether a page is reused, so that equal steps take more pages in one process than
 /// in another.
 pub(crate) fn with_tries(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
+    let _beside_others = CORES.read().unwrap_or_else(PoisonError::into_inner);
+    run_cases(tries, settings, cases, test);
+}
+
+fn run_cases(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
     if let Ok(case) = std::env::var(ALONE) {
         test(&Card { library: load() }, &case);
         println!("{ENDED}");
