@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewLaunch, LinearViewMut};
 
-use super::super::steps::{AdamWRule, MomentumRule};
+use super::super::options::{AdamWRule, MomentumRule};
 use super::codes::{
     Codes, CodesLaunch, LANES, NoiseKey, NoiseKeyLaunch, product, put_largest, reduce_largest, table, table_length,
 };

@@ -14,7 +14,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
 use self::kernels::Launch;
-use super::steps::{AdamWRule, MomentumRule};
+use super::options::{AdamWRule, MomentumRule};
 use crate::blocks::{CodeBook, Noise};
 
 /// Codes and scales of a moment.
