@@ -260,17 +260,19 @@ fn leaves(case: &Case, [dtype, of_parameters]: [DType; 2], layouts: [u8; 2]) -> 
     inputs.chain(parameters).collect()
 }
 
-/// The output, and the gradients of those leaves that are wanted.
+/// The output, and the gradients of those leaves that are wanted. The output's gradient has values of `dtype`, so that no dtype rounds
+/// them before they are summed.
 fn run(
     leaves: &[Tensor<4>],
+    dtype: DType,
     wanted: impl Fn(usize) -> bool,
     f: impl Fn(Vec<Tensor<4>>) -> Tensor<4>,
 ) -> Vec<Option<Vec<f64>>> {
     let leaves: Vec<_> =
         leaves.iter().enumerate().map(|(at, leaf)| leaf.clone().set_require_grad(wanted(at))).collect();
     let y = f(leaves.clone());
-    let upstream = tensor(y.dims(), 99, 1.0, DType::F32, &y.device());
-    let gradients = (y.clone().cast(DType::F32) * upstream).sum().backward();
+    let upstream = tensor(y.dims(), 99, 1.0, dtype, &y.device());
+    let gradients = (y.clone().cast(DType::F32) * upstream.cast(DType::F32)).sum().backward();
     let gradients = leaves.iter().map(|leaf| leaf.grad(&gradients).map(|gradient| values(&gradient)));
     std::iter::once(Some(values(&y))).chain(gradients).collect()
 }
@@ -278,15 +280,16 @@ fn run(
 /// Compares a case in these dtypes with burn's operation on the same numbers in f32.
 fn check(case: &Case, dtypes: [DType; 2], layouts: [u8; 2], factor: f64) {
     let leaves = leaves(case, dtypes, layouts);
-    let got = run(&leaves, |_| true, &case.ours);
-    let expected = run(&leaves, |_| true, |x| (case.stock)(x.into_iter().map(|x| x.cast(DType::F32)).collect()));
+    let got = run(&leaves, dtypes[0], |_| true, &case.ours);
+    let expected =
+        run(&leaves, dtypes[0], |_| true, |x| (case.stock)(x.into_iter().map(|x| x.cast(DType::F32)).collect()));
     let rounding = dtypes.map(tolerance).into_iter().fold(0.0, f64::max);
     for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
         let (Some(got), Some(expected)) = (got, expected) else { panic!("{}: no gradient of part {part}", case.name) };
         // A gradient that is a difference of almost equal products is compared relative to the size of these products.
         let apart = got.iter().zip(expected).fold(0.0, |far, (a, b)| f64::max(far, (a - b).abs()));
         let far = distance(got, expected).min(if case.name == "softmax" { apart } else { f64::INFINITY });
-        // The gradient of the output is rounded before it is summed over rows.
+        // Sums over rows may be small beside what is summed.
         let limit = rounding * if part > case.inputs.len() { factor.max(2.0) } else { factor };
         assert!(far < limit, "{} in {dtypes:?} of {:?}, part {part}: {far}", case.name, case.inputs);
     }
@@ -326,7 +329,7 @@ fn the_bits_are_those_of_one_thread() {
             let leaves = leaves(&case, dtypes, [0, 0]);
             let on = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| run(&leaves, |_| true, &case.ours))
+                pool.install(|| run(&leaves, dtypes[0], |_| true, &case.ours))
             };
             let expected = on(1);
             assert!((2..=4).all(|threads| on(threads) == expected), "{} in {dtypes:?}", case.name);
@@ -338,9 +341,9 @@ fn the_bits_are_those_of_one_thread() {
 fn only_wanted_gradients_come_out_and_they_are_the_same() {
     for case in rows([5, 14, 7]).into_iter().chain(images([2, 2, 5, 6])) {
         let leaves = leaves(&case, [DType::F32; 2], [0, 0]);
-        let all = run(&leaves, |_| true, &case.ours);
+        let all = run(&leaves, DType::F32, |_| true, &case.ours);
         for wanted in 0..leaves.len() {
-            let got = run(&leaves, |at| at == wanted, &case.ours);
+            let got = run(&leaves, DType::F32, |at| at == wanted, &case.ours);
             for (part, gradient) in got.iter().enumerate().skip(1) {
                 let expected = if part == wanted + 1 { &all[part] } else { &None };
                 assert!(gradient == expected, "{}, leaf {wanted}, part {part}", case.name);
@@ -368,7 +371,7 @@ fn empty_inputs_have_empty_results_and_gradients() {
         if ["max_pool2d", "batch_norm"].contains(&case.name.as_str()) {
             continue;
         }
-        let got = run(&leaves(&case, [DType::F32; 2], [0, 0]), |_| true, &case.ours);
+        let got = run(&leaves(&case, [DType::F32; 2], [0, 0]), DType::F32, |_| true, &case.ours);
         let empty = |part: &Option<Vec<f64>>| part.as_ref().is_some_and(Vec::is_empty);
         assert!(got[..=case.inputs.len()].iter().all(empty), "{}: {got:?}", case.name);
         let zeros = got[case.inputs.len() + 1..].iter().flatten().flatten();
