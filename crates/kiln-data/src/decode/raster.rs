@@ -7,11 +7,11 @@ use ::tiff::tags::SampleFormat;
 
 use crate::error::Error;
 
-use super::ImageFile;
 use super::codec::Codec;
 use super::formats::png;
 use super::formats::tiff::{Chunks, Piece};
 use super::header::Header;
+use super::image_file::ImageFile;
 use super::pixels::image::{Image, Rect};
 use super::source::{READER_BYTES, Reader, Reason, guarded};
 

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::loader::{BatchPlan, Loader, LoaderConfig, Stage, Worker};
 use crate::order::sample_rng;
 
-use super::ImageSet;
+use super::image_set::ImageSet;
 use super::mix::{Mix, MixedLabels};
 use super::pixels::Pixels;
 use super::transform::Transform;

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 
 use crate::error::Error;
 
-use super::Loader;
+use super::batch_loader::Loader;
 use super::threads::Batches;
 
 type ToDevice<H, O> = Arc<dyn Fn(H, &Device) -> O + Send + Sync>;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rand::Rng;
 
-use super::EpochOrder;
+use super::epoch_order::EpochOrder;
 use super::random::sample_rng;
 
 /// The id of the first pool in [`sample_rng`]; later pools have lower ids. Orders have higher ids, samples much lower ones.

@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::error::Error;
 
 use super::buckets::{Buckets, Epoch};
+use super::epoch_order::{EpochOrder, Order};
 use super::loader_state::LoaderState;
-use super::{EpochOrder, Order};
 
 /// One of several replicas of a model that are trained together, each on its part of every batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use crate::images::Normalize;
 use crate::loader::{BatchPlan, Loader, LoaderConfig, Stage, Worker};
 use crate::order::sample_rng;
 
-use super::TileSet;
 use super::class_ids::{ClassIds, Classes};
 use super::grid::TileArea;
 use super::place::Placement;
 use super::source::Patch;
+use super::tile_set::TileSet;
 
 /// A batch of tiles on the host.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::Activation;
-use super::graph::CHUNK;
+use super::settings::CHUNK;
 use kiln_operations::cpu::math::{normal_cdf, sigmoid};
 use kiln_operations::cpu::stored::{Stored, owned, tensor};
 use kiln_operations::{by_dtype, simd};

@@ -1,9 +1,11 @@
-//! Activations as operations of burn's graph: settings, kernels, node and cost.
+//! Activations as operations of burn's graph.
 
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, LightOperation, Operation, all};
+
+use super::settings::{Activation, BACKWARD, FORWARD};
 
 /// An activation, and the gradient of its input from what is kept and the gradient of the output. The input is kept or, for ReLU, the
 /// output, which is positive where its input is.
@@ -93,34 +95,3 @@ impl Operation for Relu {
         B::run(&Activate::Backward(Activation::Relu), vec![y, gradient]).into_iter().map(Some).collect()
     }
 }
-
-/// An elementwise activation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Activation {
-    /// x Φ(x) with the normal distribution function Φ; see [`gelu`](crate::gelu).
-    Gelu,
-    /// GELU's tanh approximation; see [`gelu_tanh`](crate::gelu_tanh).
-    GeluTanh,
-    /// x sigmoid(x); see [`silu`](crate::silu).
-    Silu,
-    /// max(x, 0); see [`relu`](crate::relu).
-    Relu,
-}
-
-/// Values of a task: input and output stay in a core's second-level cache.
-pub(super) const CHUNK: usize = 16 * 1024;
-
-pub(super) static FORWARD: Cost = Cost {
-    cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
-    gpu_scratch: |call| call.wide(0, 2),
-    ..Cost::new("kiln::activation")
-};
-
-/// Inputs: what is kept, gradient.
-pub(super) static BACKWARD: Cost = Cost {
-    in_place: &[(1, 0)],
-    cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
-    gpu_scratch: |call| call.wide(0, 5),
-    ..Cost::new("kiln::activation_backward")
-};

@@ -4,6 +4,7 @@ pub(crate) mod composed;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod graph;
+mod settings;
 
 use burn::tensor::Tensor;
 use kiln_operations::{run, run_light};
@@ -12,7 +13,7 @@ use crate::check::main_input;
 use crate::error::Error;
 use graph::{OfInput, Relu};
 
-pub use graph::Activation;
+pub use settings::Activation;
 
 fn apply<const D: usize>(x: Tensor<D>, activation: Activation) -> Result<Tensor<D>, Error> {
     main_input("the input", &x)?;

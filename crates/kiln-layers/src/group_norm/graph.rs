@@ -1,10 +1,12 @@
-//! Group norm as an operation of burn's graph: settings, kernels, node and cost.
+//! Group norm as an operation of burn's graph.
 
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
+
+use super::settings::{BACKWARD, FORWARD, GroupNormSettings};
 
 /// A group norm. A missing parameter has no elements. The gradients are computed from input, statistics, weight and gradient of
 /// the output.
@@ -94,31 +96,4 @@ impl Operation for GroupNormSettings {
         let made = B::run(&GroupedNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), inputs);
         made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
-}
-
-/// The settings of a group norm, without its parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct GroupNormSettings {
-    /// Groups of channels.
-    pub(crate) groups: usize,
-    /// The number that is added to the variance.
-    pub(crate) epsilon: f32,
-}
-
-/// Inputs: x, weight, bias.
-pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 2), ..Cost::new("kiln::group_norm") };
-
-/// Inputs: x, statistics, weight, gradient.
-pub(super) static BACKWARD: Cost = Cost {
-    in_place: &[(3, 0)],
-    cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 2),
-    ..Cost::new("kiln::group_norm_backward")
-};
-
-/// Two values of each channel of each sample, and two buffers of a channel's values for each thread.
-fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    let channels = call.dim(0, 0) * call.dim(0, 1);
-    4 * (2 * channels) + call.widened(channels, 2 * call.elements(0) / channels.max(1), cpu)
 }

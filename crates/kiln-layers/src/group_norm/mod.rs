@@ -4,6 +4,7 @@ mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
+mod settings;
 
 use burn::module::Param;
 use burn::nn::{GroupNorm, InstanceNorm};
@@ -12,7 +13,7 @@ use burn::tensor::{DType, Tensor};
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 
-pub(crate) use graph::GroupNormSettings;
+pub(crate) use settings::GroupNormSettings;
 
 /// Group norm (Wu and He 2018), as [`GroupNorm::forward`]. Each group of channels of a sample gets mean 0 and variance 1, before gamma
 /// and beta of each channel are applied.

@@ -11,7 +11,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, IntDType, Shape};
 
-use super::graph::{POSITIONS, Windows, with_planes};
+use super::settings::{POSITIONS, Windows, with_planes};
 use crate::composed::{Wide, bools, full, slice};
 
 impl Windows {

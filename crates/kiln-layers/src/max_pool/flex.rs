@@ -11,7 +11,7 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 use rayon::prelude::*;
 
-use super::graph::{POSITIONS, Windows, with_planes};
+use super::settings::{POSITIONS, Windows, with_planes};
 use kiln_operations::cpu::stored::{Stored, zeros};
 use kiln_operations::{by_dtype, simd};
 

@@ -4,6 +4,7 @@ mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
+mod settings;
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::pool::MaxPool2d;
@@ -12,9 +13,9 @@ use kiln_operations::run;
 
 use crate::check::main_input;
 use crate::error::Error;
-use graph::POSITIONS;
+use settings::POSITIONS;
 
-pub(crate) use graph::Windows;
+pub(crate) use settings::Windows;
 
 /// The largest value of each window, with the settings of `pool`: kernel size, stride, padding, dilation and ceil mode.
 ///

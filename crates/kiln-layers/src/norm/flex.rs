@@ -10,8 +10,8 @@ use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::NormSettings;
-use super::graph::{GROUPS, ROWS};
 use super::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows};
+use super::settings::{GROUPS, ROWS};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, from_f32, group, owned, rows, tensor, to_f32};
 

@@ -6,6 +6,7 @@ pub(crate) mod flex;
 mod graph;
 #[cfg(feature = "flex")]
 pub(crate) mod rows;
+mod settings;
 
 use burn::module::{Content, DisplaySettings, ModuleDisplay};
 use burn::nn::{LayerNorm, RmsNorm};
@@ -14,8 +15,8 @@ use burn::tensor::Tensor;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 
-pub(crate) use graph::NormSettings;
 pub(crate) use graph::statistics_like;
+pub(crate) use settings::NormSettings;
 
 /// A norm over the last dimension.
 #[derive(Clone, Copy, Debug)]

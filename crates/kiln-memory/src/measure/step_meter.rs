@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::category::Phase;
 
-use super::{Measured, MeasuredPhase, Sample};
-use super::{Meter, Span};
+use super::measured::{Measured, MeasuredPhase, Sample};
+use super::meter::{Meter, Span};
 
 /// The largest number of points of a timeline. A longer timeline is thinned out.
 const POINTS: usize = 4096;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use burn::tensor::{Device, Distribution, Tensor};
 
-use super::Meter;
+use super::meter::Meter;
 
 thread_local! {
     static WARM: Cell<bool> = const { Cell::new(false) };

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::Gpt;
 use super::block::GptCache;
+use super::model::Gpt;
 use crate::Error;
 
 /// Reads a text of any length, and gives the logits of the token that comes next.

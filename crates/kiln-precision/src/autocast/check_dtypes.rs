@@ -9,8 +9,8 @@ use burn::backend::ir::OperationIr;
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::Policy;
 use super::cast::{forget_last_used, last_used, recording};
+use super::policy::Policy;
 use crate::Error;
 
 /// Finds operations whose operands would have different dtypes, without running the program: builds the model with `init` on

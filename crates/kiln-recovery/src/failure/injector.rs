@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Failure;
+use super::failure::Failure;
 use super::messages::Kind;
 use crate::error::Error;
 

@@ -7,7 +7,7 @@ use kiln_memory::{BackendProfile, InFlight, Kernels, StageEstimate, StepTrace, f
 use kiln_parallel::{BUCKET_BYTES, BlockCost, DeviceLimit, Ownership, SplitOptions, Stages, simulate};
 use kiln_precision::Precision;
 
-use super::Planner;
+use super::planner::Planner;
 use super::recorded::{RecordedStep, recomputed_in};
 use super::stage_plan::{DeviceLayout, StageLoad, StagePlan};
 use super::step_plan::StepPlan;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use kiln_checkpointing::Plan;
 
-use super::Planner;
+use super::planner::Planner;
 use super::step_plan::StepPlan;
 use crate::error::Error;
 

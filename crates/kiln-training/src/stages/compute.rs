@@ -9,10 +9,10 @@ use kiln_memory::warm_thread;
 use kiln_parallel::{Action, Execution, Pipeline, Stopped};
 use kiln_recovery::{forget, reclaim, renewed};
 
-use super::Staged;
 use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
 use super::readers::Uses;
+use super::staged::Staged;
 use super::sums::{StageGradients, into_inner, lock};
 use crate::batch::Part;
 use crate::error::Error;

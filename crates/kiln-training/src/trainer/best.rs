@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::Trainer;
 use super::events::Evaluation;
+use super::trainer::Trainer;
 use crate::checkpoints::STATE;
 use crate::error::Error;
 use crate::task::Task;

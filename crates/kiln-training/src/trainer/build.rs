@@ -7,9 +7,9 @@ use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Meter, warm_threads};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
 
-use super::Trainer;
 use super::builder::TrainerBuilder;
 use super::events::RunLength;
+use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;

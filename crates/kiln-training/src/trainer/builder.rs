@@ -18,7 +18,7 @@ use super::attach::{Attach, Edit, autocast, below_the_cast};
 use super::config::{CheckpointConfig, MemoryConfig, RunConfig};
 use super::events::{Event, RunLength};
 use super::freeze::frozen;
-use super::{MakeOptimizer, Observer};
+use super::trainer::{MakeOptimizer, Observer};
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;

@@ -2,8 +2,8 @@
 
 use burn::tensor::Device;
 
-use super::Trainer;
 use super::events::Evaluation;
+use super::trainer::Trainer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::source::BatchSource;

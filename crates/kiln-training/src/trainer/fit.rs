@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::Trainer;
 use super::events::{Evaluation, Event, Finish, RunLength};
+use super::trainer::Trainer;
 use crate::error::Error;
 use crate::source::{BatchSource, TrainingData};
 use crate::state::RunState;

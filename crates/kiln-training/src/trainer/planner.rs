@@ -7,8 +7,8 @@ use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Kernels};
 use kiln_precision::{Precision, Scaling};
 
-use super::MakeOptimizer;
 use super::builder::{AllowedOptimizer, TrainerBuilder};
+use super::trainer::MakeOptimizer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};

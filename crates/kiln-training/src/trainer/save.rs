@@ -13,8 +13,8 @@ use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
 
-use super::Trainer;
 use super::attach::other_attachment;
+use super::trainer::Trainer;
 use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;

@@ -7,7 +7,7 @@ use kiln_accumulation::{RunningStatistics, Weight};
 use kiln_precision::ScaledGradients;
 use kiln_recovery::{AttemptOutcome, Attempts, ExhaustionReport, MemoryHolder, Setting, attempt, reclaim};
 
-use super::Trainer;
+use super::trainer::Trainer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::plan_for;

@@ -3,95 +3,17 @@
 mod data;
 mod picture;
 mod predictor;
+mod run;
 mod score;
 mod settings;
 mod source;
 mod task;
 
-use anyhow::Result;
-use burn::tensor::Device;
-use kiln_data::{TileSet, printable};
-use kiln_training::Error;
-
-use crate::device;
-use crate::pipelines::run::{Finder, Findings, Run, Setup};
-use crate::usage::Usage;
-use crate::words::counted;
-use data::loaders;
-use picture::Pictures;
-
 pub use data::{TileSets, part, test_loader, tiles};
 pub use picture::{class_colour, every_nth_pixel};
 pub use predictor::Predictor;
+pub use run::{check_images, run};
 pub use score::{ScoredRow, Scores, largest};
 pub use settings::{IgnoredClass, LossSettings, SegmentSettings, TileSettings, Tiles, recipe};
 pub use source::{SegmentData, balanced_class_weights, open};
 pub use task::{Segment, segment, segment_for_planning};
-
-/// The run of the settings on `tiles` of `data`, and its device.
-///
-/// # Errors
-/// Those of the device, the data and the settings; [`Usage`] when the images do not fit the model.
-pub fn run(mut settings: SegmentSettings, data: &SegmentData, tiles: TileSets) -> Result<(Run<Segment>, Device)> {
-    check(&settings, data, &tiles)?;
-    settings.run.fit_batch(tiles.train.len())?;
-    let device = device::open(&settings.run.device)?;
-    let task = segment(&settings, Some(tiles.test.clone()))?;
-    let findings = findings(&settings, tiles.test.clone(), data.classes.clone());
-    let (model, loaders) = (settings.model.clone(), loaders(&tiles, &settings)?);
-    let (classes, left_out) = (data.classes.clone(), tiles.left_out);
-    let setup = Setup { classes, left_out, ..Setup::new("unet", loaders, settings) };
-    Ok((Run::new(task, move |device| model.init(device), findings, setup), device))
-}
-
-/// Fails if the configuration contradicts the data, and for tiles that the model cannot take.
-fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &TileSets) -> Result<()> {
-    let (model, side) = (&settings.model, settings.data.tiles.size);
-    check_images(settings, &tiles.train)?;
-    check_images(settings, &tiles.test)?;
-    if model.classes != data.classes.len() {
-        let (classes, expected) = (model.classes, data.classes.len());
-        return Err(Usage(format!("model.classes is {classes}, expected {expected} as in the data set")).into());
-    }
-    model.check_input([side; 2]).map_err(|_| Usage(format!("--tile is {side}, expected a multiple of 32")).into())
-}
-
-/// Fails for images whose bands or samples differ from those of the settings.
-///
-/// # Errors
-/// [`Usage`] with the first image.
-pub fn check_images(settings: &SegmentSettings, set: &TileSet) -> Result<()> {
-    let (path, bands, channels) = (printable(set.path(0)), set.bands(), settings.model.channels);
-    if bands != channels {
-        return Err(
-            Usage(format!("'{path}' has {}, expected {channels} as model.channels", counted(bands, "band"))).into()
-        );
-    }
-    let samples = |eight| if eight { "samples of 8 bits" } else { "samples that are not of 8 bits" };
-    let [has, expected] = [set.is_eight_bit(), settings.data.tiles.eight_bit].map(samples);
-    match has == expected {
-        true => Ok(()),
-        false => Err(Usage(format!("'{path}' has {has}, expected {expected}, as the images of the run")).into()),
-    }
-}
-
-/// IoU of each class on `test`, and pictures.
-fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> Finder<kiln_models::Unet> {
-    let settings = settings.clone();
-    Box::new(move |model, device, tiles| {
-        let task = segment(&settings, Some(test.clone()))?;
-        let loader = test_loader(&test, &settings)?;
-        let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
-        let mut pictures = Pictures::new(&test);
-        let Scores { confusion, .. } = task.score(model, &test, batches, device, tiles, |row| {
-            pictures.add(&row);
-            Ok(())
-        })?;
-        let figure = |(class, score): (&String, Option<f64>)| Some((format!("iou_{class}"), score?));
-        Ok(Findings {
-            figures: classes.iter().zip(confusion.iou()).filter_map(figure).collect(),
-            pictures: pictures.finish(&settings.data.tiles.normalize)?,
-            ..Findings::default()
-        })
-    })
-}

@@ -8,7 +8,7 @@ use kiln_data::{BadSamples, TileBatch, TileConfig, TileSet};
 use kiln_models::Unet;
 use kiln_training::{Error, Predicted};
 
-use super::check_images;
+use super::run::check_images;
 use super::score::largest;
 use super::settings::SegmentSettings;
 use super::task::{Segment, segment};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 use crate::files::{check_names, list};
-use crate::images::ImageSet;
+use crate::images::image_set::ImageSet;
 use crate::printable::printable;
 
 /// The extensions of image files. The format itself is told by the first bytes of a file.

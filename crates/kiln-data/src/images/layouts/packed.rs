@@ -9,7 +9,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use crate::error::Error;
-use crate::images::ImageSet;
+use crate::images::image_set::ImageSet;
 
 const IMAGES: u32 = 0x0803; // unsigned bytes, three dimensions
 const LABELS: u32 = 0x0801; // unsigned bytes, one dimension

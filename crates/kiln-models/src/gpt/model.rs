@@ -1,0 +1,182 @@
+//! The decoder: embedding, blocks and output layer.
+// B batch, T time, C width, V vocabulary
+
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_layers::LinearCrossEntropy;
+
+use super::block::{GptBlock, GptCache, KeysValues, Position};
+use super::config::GptConfig;
+use crate::Error;
+use crate::layers::{layer_norm, output, usable};
+
+/// GPT-2's `initializer_range`.
+const STD: f64 = 0.02;
+
+/// A causal language model. Build one with [`GptConfig`].
+///
+/// It has pre-norm blocks, learned positions, and an output layer that shares the token embedding's weights. Dropout (off by
+/// default) acts on the embedding and on each branch's output, not on the attention weights. Fields have Hugging Face's names.
+#[derive(Module, Debug)]
+pub struct Gpt {
+    wte: Embedding,
+    wpe: Embedding,
+    drop: Dropout,
+    h: Vec<GptBlock>,
+    ln_f: LayerNorm,
+    lean: bool,
+}
+
+impl GptConfig {
+    /// Builds the model on `device` with GPT-2's initialisation: weights and embeddings from N(0, 0.02), the projections that
+    /// write into the residual stream from N(0, 0.02 / sqrt(2 layers)), zeros for biases (Radford et al. 2019, section 2.3,
+    /// as in transformers).
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a size of 0, heads that do not divide the width, or a dropout outside of [0, 1).
+    pub fn init(&self, device: &Device) -> Result<Gpt, Error> {
+        self.check()?;
+        let normal = Initializer::Normal { mean: 0.0, std: STD };
+        let residual = STD / (2.0 * self.layers as f64).sqrt();
+        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal.clone()).init(device);
+        Ok(Gpt {
+            wte: embedding(self.vocab),
+            wpe: embedding(self.context),
+            drop: DropoutConfig::new(self.dropout).init(),
+            h: (0..self.layers).map(|_| GptBlock::new(self, STD, residual, device)).collect(),
+            ln_f: LayerNormConfig::new(self.width).init(device),
+            lean: self.lean,
+        })
+    }
+}
+
+impl Gpt {
+    /// Longest sequence that the model can read, in tokens.
+    pub fn context(&self) -> usize {
+        self.wpe.weight.dims()[0]
+    }
+
+    /// Number of distinct tokens.
+    pub fn vocab(&self) -> usize {
+        self.wte.weight.dims()[0]
+    }
+
+    /// The device of the embedding. Token ids must be on it.
+    pub(super) fn device(&self) -> Device {
+        self.wte.weight.val().device()
+    }
+
+    /// Turns token ids `[B, T]`, each below `vocab`, into the input of the first block: `[B, T, C]` in the dtype that the block computes
+    /// in.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn embed(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let [_, t] = ids_bt.dims();
+        assert!(t <= self.context(), "{t} tokens given, expected at most {}", self.context());
+        self.embed_after(0, ids_bt)
+    }
+
+    /// Turns token ids `[B, T]` that follow `past` tokens into the input of the first block, `[B, T, C]`.
+    fn embed_after(&self, past: usize, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let [_, t] = ids_bt.dims();
+        let positions_tc = self.wpe.weight.val().narrow(0, past, t);
+        let x_btc = self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze());
+        match self.h.first() {
+            Some(block) => x_btc.cast(block.dtype()),
+            None => x_btc,
+        }
+    }
+
+    /// The decoder blocks, first to last. They are handles to this model's parameters, not copies.
+    pub fn blocks(&self) -> Vec<GptBlock> {
+        self.h.clone()
+    }
+
+    /// Turns the output of the last block `[B, T, C]` into logits `[B, T, V]`, by the embedding's weights.
+    pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let x_btc = self.last_norm(x_btc);
+        let weight_cv = self.output_weight(&x_btc.device(), x_btc.dtype());
+        x_btc.matmul(weight_cv.unsqueeze())
+    }
+
+    /// The mean cross-entropy of the output of the last block `[B, T, C]` against the targets `[B, T]`, a tensor of one element in f32.
+    /// With kiln-layers' operations the logits of the whole batch are never in memory.
+    pub fn loss(&self, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        let [b, t, c] = x_btc.dims();
+        let targets = targets_bt.reshape([b * t]);
+        if usable(self.lean, &x_btc) {
+            let hidden = self.last_norm(x_btc).reshape([b * t, c]);
+            let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
+            return output(LinearCrossEntropy::new().forward(hidden, weight_cv, None, targets));
+        }
+        let logits_btv = self.head(x_btc).cast(DType::F32);
+        let [_, _, v] = logits_btv.dims();
+        CrossEntropyLossConfig::new().init(&targets.device()).forward(logits_btv.reshape([b * t, v]), targets)
+    }
+
+    /// Turns the output of the last block `[B, T, C]` into rows `[B T, C]`, and returns them with the output layer's weight `[C, V]`.
+    /// Their product is the logits. It is for losses that need the logits of only a few rows at a time.
+    pub fn output(&self, x_btc: Tensor<3>) -> (Tensor<2>, Tensor<2>) {
+        let hidden = self.last_norm(x_btc).flatten(0, 1);
+        let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
+        (hidden, weight_cv)
+    }
+
+    fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        match usable(self.lean, &x_btc) {
+            true => output(kiln_layers::layer_norm(&self.ln_f, x_btc)),
+            false => layer_norm(&self.ln_f, x_btc),
+        }
+    }
+
+    /// The embedding's weights in the layout of a linear layer, `[C, V]`. The last block may be on another device than the embedding.
+    fn output_weight(&self, device: &Device, dtype: DType) -> Tensor<2> {
+        let weight_vc = self.wte.weight.val().cast(dtype);
+        let weight_vc = if weight_vc.device() == *device { weight_vc } else { weight_vc.to_device(device) };
+        weight_vc.transpose()
+    }
+
+    /// Turns token ids `[B, T]` into logits `[B, T, V]` of the token after each.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn forward(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        self.head(self.features(ids_bt))
+    }
+
+    /// Turns token ids `[B, T]` that follow the tokens in `cache` into the output of the last block, `[B, T, C]`. Up to rounding, it
+    /// equals the output of [`features`](Self::features) for all tokens together. The keys and values of the new tokens are added to the
+    /// cache.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for no tokens, for more tokens than the context has room for, and for another number of texts than in the
+    /// cache.
+    pub fn extend(&self, ids_bt: Tensor<2, Int>, cache: &mut GptCache) -> Result<Tensor<3>, Error> {
+        let ([b, t], past, context) = (ids_bt.dims(), cache.tokens(), self.context());
+        let invalid = |size, value, expected| Err(Error::InvalidInput { size, value, expected });
+        if t == 0 || past + t > context {
+            let expected = format!("1 to {} after {past} of {context}", context.saturating_sub(past));
+            return invalid("number of tokens", t, expected);
+        }
+        if let Some(texts) = cache.texts().filter(|texts| *texts != b) {
+            return invalid("number of texts", b, format!("{texts} as in the cache"));
+        }
+        let at = Position { past, context };
+        cache.blocks.resize_with(self.h.len(), KeysValues::default);
+        let x_btc = self.embed_after(past, ids_bt);
+        let x_btc = self.h.iter().zip(&mut cache.blocks).fold(x_btc, |x, (block, own)| block.extend(x, own, at));
+        cache.advance(b, t);
+        Ok(x_btc)
+    }
+
+    /// Turns token ids `[B, T]` into the output of the last block, `[B, T, C]`.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn features(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        self.h.iter().fold(self.embed(ids_bt), |x, block| block.forward(x))
+    }
+}

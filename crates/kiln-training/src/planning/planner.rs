@@ -1,0 +1,290 @@
+//! Finds the fastest micro-batch, checkpoint plan and precision that fit into a budget.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kiln_checkpointing::{Plan, least, solve};
+use kiln_memory::{BackendProfile, Category, Prediction, fits_within, largest_within};
+use kiln_precision::Precision;
+use kiln_recovery::Setting;
+
+use super::recorded::RecordedStep;
+use super::step_plan::{PlannedOptimizer, StepPlan};
+use crate::error::Error;
+
+/// How often a plan is solved again with a corrected budget. Corrections are needed because the solver's model of the peak differs from
+/// the prediction.
+const CORRECTIONS: usize = 4;
+
+/// The recorded steps of a task on a device, from which plans are made.
+///
+/// Made by [`TrainerBuilder::planner`](crate::TrainerBuilder::planner); the device itself need not be there.
+pub struct Planner {
+    pub(crate) optimizer: PlannedOptimizer,
+    /// Planners of the steps with other optimizers, in order of preference.
+    pub(crate) alternatives: Vec<Planner>,
+    /// Recorded steps in other precisions, for comparison. They are never chosen.
+    pub(crate) compared: Vec<(Precision, RecordedStep)>,
+    pub(crate) compared_optimizers: Vec<Planner>,
+    /// Seconds per step for copying optimizer state to and from host memory.
+    pub(crate) update_transfer: f64,
+    pub(crate) steps: Vec<(Precision, RecordedStep)>,
+    /// The device of a step that takes its batch in one piece.
+    pub(crate) profile: BackendProfile,
+    /// The device of a step in micro-batches, which are copies of parts of the batch.
+    pub(crate) sliced_profile: BackendProfile,
+    pub(crate) batch: usize,
+    /// The micro-batch, when it is given.
+    pub(crate) micro_batch: Option<usize>,
+    /// The checkpoint plan, when it is given.
+    pub(crate) checkpoints: Option<Plan>,
+    /// Seconds to move a byte to the host and back, where segments may be offloaded.
+    pub(crate) transfer: Option<f64>,
+}
+
+impl Planner {
+    /// The optimizer that the recorded steps end with.
+    pub fn optimizer(&self) -> &PlannedOptimizer {
+        &self.optimizer
+    }
+
+    /// The planners of the optimizers that may replace the run's own.
+    pub fn alternatives(&self) -> impl Iterator<Item = &Self> {
+        self.alternatives.iter()
+    }
+
+    /// Bytes of the optimizer's state, on the device or on the host between updates. On the CPU device, state in host memory counts.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn state_bytes(&self) -> Result<u64, Error> {
+        let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
+        let prediction = step.predict(&Plan::none(self.blocks()), 1, self.batch, &BackendProfile::flex())?;
+        Ok(prediction.breakdown_at(0).of(Category::OptimizerState))
+    }
+
+    /// The recorded step in a precision.
+    ///
+    /// # Errors
+    /// [`Error::NoPrecision`].
+    pub(crate) fn step_in(&self, precision: Precision) -> Result<&RecordedStep, Error> {
+        let found = self.steps.iter().find(|(known, _)| *known == precision);
+        found.map(|(_, step)| step).ok_or(Error::NoPrecision)
+    }
+
+    /// The planner of a plan's optimizer.
+    pub(crate) fn of_plan(&self, plan: &StepPlan) -> &Self {
+        self.alternatives().find(|planner| planner.optimizer == plan.optimizer).unwrap_or(self)
+    }
+
+    /// The precisions that were recorded, the preferred one first.
+    pub fn precisions(&self) -> impl Iterator<Item = Precision> + '_ {
+        self.steps.iter().map(|(precision, _)| *precision)
+    }
+
+    /// The device of a step on micro-batches of `micro_batch` out of `batch` samples.
+    pub(crate) fn profile(&self, micro_batch: usize, batch: usize) -> &BackendProfile {
+        if micro_batch < batch { &self.sliced_profile } else { &self.profile }
+    }
+
+    /// Samples of a whole batch.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Number of blocks that a checkpoint plan is about: the blocks of all chains, with one more between each two.
+    pub fn blocks(&self) -> usize {
+        self.steps.first().map_or(0, |(_, step)| step.blocks())
+    }
+
+    /// The fastest plan within `limit_bytes`, in the first precision that has one. It uses the run's own optimizer or one that gives the
+    /// same numbers. If there is no such plan, it uses the first other optimizer that has one.
+    ///
+    /// # Errors
+    /// [`Error::NothingFits`] with the plan that takes least, and [`Error::Predict`].
+    pub fn choose(&self, limit_bytes: u64) -> Result<StepPlan, Error> {
+        let mut smallest: Option<StepPlan> = None;
+        for precision in self.precisions() {
+            let (same, others): (Vec<_>, Vec<_>) =
+                self.alternatives.iter().partition(|planner| planner.optimizer.has_same_numbers());
+            let same = [self].into_iter().chain(same).collect();
+            for planners in [same].into_iter().chain(others.into_iter().map(|planner| vec![planner])) {
+                let plans = planners.iter().map(|planner| planner.candidates(precision, limit_bytes));
+                let plans = plans.collect::<Result<Vec<_>, _>>()?.concat();
+                if let Some(plan) = StepPlan::fastest(&plans) {
+                    return Ok(plan.clone());
+                }
+                smallest = plans.into_iter().chain(smallest).min_by_key(|plan| plan.peak_bytes);
+            }
+        }
+        let Some(smallest) = smallest else { return Err(Error::NoPrecision) };
+        Err(self.nothing_fits(limit_bytes, &smallest)?)
+    }
+
+    /// The fastest checkpoint plan within `limit_bytes` in the preferred precision, with the given micro-batch, or with whole batches.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub(crate) fn solve(&self, limit_bytes: u64) -> Result<StepPlan, Error> {
+        let Some((precision, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
+        let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
+        let plan = self.best(step, *precision, micro_batch, limit_bytes)?;
+        if plan.fits { Ok(plan) } else { Err(self.nothing_fits(limit_bytes, &plan)?) }
+    }
+
+    /// The plan with uniform segments of the best length for equal blocks.
+    pub(crate) fn sqrt(&self) -> Result<Plan, Error> {
+        let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
+        let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
+        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), None)?;
+        let count = costs.blocks.len().max(1) as u64;
+        let mean = |bytes: fn(&kiln_checkpointing::Cost) -> u64| costs.blocks.iter().map(bytes).sum::<u64>() / count;
+        Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
+    }
+
+    /// Whether the forward pass draws random numbers.
+    pub(crate) fn draws_random(&self) -> bool {
+        self.steps.iter().any(|(_, step)| step.draws_random())
+    }
+
+    /// The blocks that read each parameter, by its path.
+    pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
+        self.steps.first().map(|(_, step)| step.readers()).unwrap_or_default()
+    }
+
+    /// The blocks that are the operations between two chains.
+    pub(crate) fn between(&self) -> Vec<usize> {
+        self.steps.first().map(|(_, step)| step.between()).unwrap_or_default()
+    }
+
+    /// The error that names the plan with the lowest peak and the largest part of its memory.
+    fn nothing_fits(&self, limit_bytes: u64, smallest: &StepPlan) -> Result<Error, Error> {
+        let largest = self.predict(smallest)?.breakdown.0.into_iter().max_by_key(|(_, bytes)| *bytes);
+        let (largest, largest_bytes) =
+            largest.map_or((String::new(), 0), |(category, bytes)| (category.to_string(), bytes));
+        let least = (smallest.peak_bytes, smallest.micro_batch);
+        Ok(Error::NothingFits { limit_bytes, least, largest, largest_bytes })
+    }
+
+    /// The best plan for each micro-batch: whole batches, halves, quarters and so on, and the largest that needs no recomputation.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub fn candidates(&self, precision: Precision, limit_bytes: u64) -> Result<Vec<StepPlan>, Error> {
+        let Ok(step) = self.step_in(precision) else { return Ok(vec![]) };
+        let allowed = largest_within(limit_bytes);
+        let mut sizes: Vec<usize> = match self.micro_batch {
+            Some(size) => vec![size.min(self.batch)],
+            None => {
+                let halves = (0..).map(|half| self.batch >> half).take_while(|size| *size > 0);
+                halves.chain(step.largest_plain(allowed, self.batch, &self.sliced_profile)?).collect()
+            }
+        };
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        sizes.dedup();
+        let mut plans = vec![];
+        for size in sizes {
+            plans.push(self.best(step, precision, size, limit_bytes)?);
+        }
+        Ok(plans)
+    }
+
+    /// Predicts a given plan, and compares its peak with `limit_bytes`.
+    ///
+    /// # Errors
+    /// [`Error::NoPrecision`] for a precision that was not recorded, and [`Error::Predict`].
+    pub fn evaluate(
+        &self,
+        precision: Precision,
+        checkpoints: &Plan,
+        micro_batch: usize,
+        limit_bytes: u64,
+    ) -> Result<StepPlan, Error> {
+        let step = self.step_in(precision)?;
+        self.of(step, precision, checkpoints.clone(), micro_batch, limit_bytes)
+    }
+
+    /// Predicts every buffer of a step that is taken as `plan` says.
+    ///
+    /// # Errors
+    /// [`Error::NoPrecision`], [`Error::Predict`].
+    pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
+        let planner = self.of_plan(plan);
+        let profile = self.profile(plan.micro_batch, plan.batch);
+        planner.step_in(plan.precision)?.predict(&plan.checkpoints, plan.micro_batch, plan.batch, profile)
+    }
+
+    /// The fastest plan for one micro-batch: plain if that fits, else the solver's plan.
+    fn best(
+        &self,
+        step: &RecordedStep,
+        precision: Precision,
+        micro_batch: usize,
+        limit_bytes: u64,
+    ) -> Result<StepPlan, Error> {
+        let of = |plan| self.of(step, precision, plan, micro_batch, limit_bytes);
+        if let Some(plan) = &self.checkpoints {
+            return of(plan.clone());
+        }
+        let plain = of(Plan::none(step.blocks()))?;
+        if plain.fits || step.blocks() == 0 {
+            return Ok(plain);
+        }
+        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), self.transfer)?;
+        let allowed = largest_within(limit_bytes);
+        let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
+        for _ in 0..CORRECTIONS {
+            let Ok(plan) = solve(&costs, budget) else { break };
+            let candidate = of(plan)?;
+            let (peak, fits) = (candidate.peak_bytes, candidate.fits);
+            let faster = found.as_ref().is_none_or(|found| candidate.seconds < found.seconds);
+            if fits && faster {
+                found = Some(candidate);
+            }
+            // The next budget corrects the error of the solver's model of the peak.
+            let corrected =
+                if fits { budget + (allowed - peak.min(allowed)) / 2 } else { budget.saturating_sub(peak - allowed) };
+            if corrected == budget || (fits && !faster) {
+                break;
+            }
+            budget = corrected;
+        }
+        match found {
+            Some(found) => Ok(found),
+            None => {
+                let smallest = of(solve(&costs, least(&costs)?)?)?;
+                Ok(if smallest.peak_bytes < plain.peak_bytes { smallest } else { plain })
+            }
+        }
+    }
+
+    /// Predicts a recorded step under a plan, and compares it with a limit.
+    pub(super) fn of(
+        &self,
+        step: &RecordedStep,
+        precision: Precision,
+        checkpoints: Plan,
+        micro_batch: usize,
+        limit_bytes: u64,
+    ) -> Result<StepPlan, Error> {
+        let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
+        let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch, self.batch))?;
+        let passes = (estimate.forward_seconds + estimate.backward_seconds) * batch as f64 / micro_batch as f64;
+        Ok(StepPlan {
+            batch,
+            micro_batch,
+            precision,
+            optimizer: self.optimizer.clone(),
+            checkpoints,
+            peak_bytes: estimate.peak_bytes,
+            seconds: passes + estimate.update_seconds + self.update_transfer,
+            fits: fits_within(estimate.peak_bytes, limit_bytes),
+        })
+    }
+}
+
+/// The plan of a setting. Settings beyond the last plan use the last plan.
+pub(crate) fn plan_for(plans: &[Plan], setting: Setting) -> Plan {
+    let Some(plan) = plans.get(setting.plan).or(plans.last()) else { return Plan::none(0) };
+    let offloaded = setting.offload.then(|| Plan::offload(plan.blocks(), 1).ok()).flatten();
+    offloaded.unwrap_or_else(|| plan.clone())
+}
