@@ -61,11 +61,11 @@ pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl F
 /// Held by each process of a test: shared by those that may run beside others.
 static CORES: RwLock<()> = RwLock::new(());
 
-/// Runs `test` as [`with_cards`] does, while no other test runs. CubeCL frees tensors on a thread of its own: if that thread waits for a
-/// core, tensors live longer than the step needs them.
+/// Runs `test` as [`with_cards`] does, while no other test runs; a case passes if one of three processes passes. CubeCL frees tensors on a
+/// thread of its own: if that thread waits for a core, tensors live longer than the step needs them.
 pub(crate) fn with_cards_alone(settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
     let _alone = CORES.write().unwrap_or_else(PoisonError::into_inner);
-    run_cases(1, settings, cases, test);
+    run_cases(3, settings, cases, test);
 }
 
 /// Runs `test` as [`with_cards`] does, for peaks of pages: a case passes if one of `tries` processes passes. CubeCL frees tensors on a
