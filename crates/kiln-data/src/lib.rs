@@ -9,11 +9,13 @@
 //! - **Text**: [`TextTokens`] are windows over tokens in memory or in a mapped [`TokenFile`], [`Documents`] are texts of
 //!   different lengths. A [`Tokenizer`] makes the tokens of both.
 //! - **Order**: a [`Sampler`] chooses the samples of a batch, for any number of replicas: a pure function of (seed,
-//!   epoch, batch), so that a run resumes at any batch. [`LoaderState`] is the position of a run, in one line of text.
+//!   epoch, batch), so that a run resumes at any batch. [`LoaderState`] is the position of a loop of your own, in one line
+//!   of text; a `Trainer` of kiln-training has its own `RunState`.
 //! - **Batches**: a [`Loader`] makes them on worker threads within a byte budget ([`Loader::peak_bytes`]). The batches and
 //!   their order do not depend on the number of workers. [`BadSamples`] is the policy for files that cannot be read,
 //!   [`Damage`] for damaged images that can be;
-//!   [`LoaderStats`] shows where the time goes. Batches stay on the host, images as bytes, until `to_device`.
+//!   [`LoaderStats`] shows where the time goes. A batch keeps its bytes on the host until it is dropped, even if it was
+//!   copied to the device ahead of its step ([`ImageBatch::upload`]).
 //! - **burn**: [`BurnLoader`] is the loader as burn's `DataLoader`, for burn's own `Learner`; the sources are burn `Dataset`s.
 //!
 //! *Architecture invariant*: this crate knows no model and no training loop. A `Loader` does not know the type of a

@@ -11,7 +11,7 @@ use crate::error::Error;
 
 /// A batch of samples in host memory.
 ///
-/// It stays on the host until a step copies it, so that a step that ran out of memory can be tried again with the same data. Implemented
+/// It stays on the host until it is dropped, so that a step that ran out of memory can be tried again with the same data. Implemented
 /// for kiln-data's batches, for `Vec`s of samples, for burn's `TensorData` and tensors (the first axis counts the samples), and for
 /// tuples of up to three of them. Tensors should be on the host's device, `Device::flex()`; a task copies them with
 /// [`Pass::input`](crate::Pass::input).

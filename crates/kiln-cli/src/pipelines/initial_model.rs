@@ -34,13 +34,18 @@ pub(super) struct InitialModel {
     compression: Option<CompressionSettings>,
     init: Option<PathBuf>,
     /// Whether a checkpoint already has the weights.
-    begun: bool,
+    weights_in_checkpoint: bool,
     taken: Taken,
 }
 
 impl InitialModel {
     pub(super) fn new(run: &RunSettings, compression: Option<&CompressionSettings>) -> Self {
-        Self { compression: compression.cloned(), init: run.init.clone(), begun: run.begun, taken: Taken::default() }
+        Self {
+            compression: compression.cloned(),
+            init: run.init.clone(),
+            weights_in_checkpoint: run.weights_in_checkpoint,
+            taken: Taken::default(),
+        }
     }
 
     /// A shared list of the tensors that were taken from the file.
@@ -52,7 +57,7 @@ impl InitialModel {
     /// loads no weights.
     pub(super) fn load<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
         let model = shaped(model, self.compression.as_ref())?;
-        if self.begun || device.clone().inner() == Device::capture() {
+        if self.weights_in_checkpoint || device.clone().inner() == Device::capture() {
             return Ok(model);
         }
         let weights = self.compression.as_ref().and_then(|compression| compression.weights.as_ref());

@@ -146,7 +146,7 @@ pub struct RunSettings {
     /// Whether a checkpoint has the initial weights of the run, so that no other file is read for them.
     #[arg(skip)]
     #[serde(skip)]
-    pub begun: bool,
+    pub weights_in_checkpoint: bool,
     /// How the run is divided among devices.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
@@ -195,7 +195,7 @@ impl RunSettings {
             init: None,
             from: None,
             freeze: vec![],
-            begun: false,
+            weights_in_checkpoint: false,
             parallel: ParallelSettings::default(),
             replica: Replica::ALONE,
         }

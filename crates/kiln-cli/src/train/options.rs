@@ -15,8 +15,8 @@ use crate::settings_file::{CONFIG, SettingsFile};
 use crate::usage::Usage;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
-/// change; another device rounds differently.
-const OF_ANY_CALL: [&str; 27] = [
+/// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.
+const MAY_CHANGE_ON_RESUME: [&str; 27] = [
     "resume",
     "config",
     "out",
@@ -52,7 +52,7 @@ const TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 /// Refuses changes of settings with which a run cannot continue.
 pub(super) fn refuse_changes(call: &CallArgs) -> Result<()> {
     let Some(run) = &call.resume else { return Ok(()) };
-    match call.given.other_than(&OF_ANY_CALL) {
+    match call.given.other_than(&MAY_CHANGE_ON_RESUME) {
         Some(option) => bail!(Usage(format!(
             "{option} cannot change in a run that goes on, expected a new run: --from {run} begins one with the weights and the optimizer's \
              state of this one, --init {run} with the weights that fit",
@@ -147,7 +147,7 @@ pub(super) fn apply<P: Pipeline>(
         settings.run.batch_scaling = Some(BatchScaling { rule: call.batch_rule.unwrap_or(usual), base_batch });
     }
     // The initial weights are in a checkpoint of the run, or of the one that it starts from.
-    settings.run.begun = match &call.resume {
+    settings.run.weights_in_checkpoint = match &call.resume {
         Some(run) => !Checkpoints::new(run.join(CHECKPOINTS), 1)?.list()?.is_empty(),
         None => call.given.any(&["from"]),
     };

@@ -42,9 +42,9 @@ pub(super) fn adjust(run: &mut RunSettings, given: &GivenNames, batches: u64) {
     }
 }
 
-/// Takes the settings that a continued run keeps from `now`, and all others from those that it `had`. The device and the division among
-/// devices apply to the present call only.
-fn kept<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, planned: bool) -> SettingsOf<P> {
+/// The settings that a continued run writes into its settings file: from `now` those that a call may change for the rest of the run, and
+/// all others as the run `had` them. The device and the division among devices apply to the present call only.
+fn settings_to_record<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, planned: bool) -> SettingsOf<P> {
     had.schedule.peak = now.schedule.peak;
     let (run, now) = (&mut had.run, now.run.clone());
     (run.epochs, run.max_steps, run.patience) = (now.epochs, now.max_steps, now.patience);
@@ -68,7 +68,7 @@ fn record<P: Pipeline>(
     let file = directory.file(CONFIG);
     let had = SettingsFile::read(&file)?.settings::<P>()?;
     let before = Table::try_from(&had)?;
-    let after = kept::<P>(had, now, plans_again(given));
+    let after = settings_to_record::<P>(had, now, plans_again(given));
     let changes = differences(&before, &Table::try_from(&after)?);
     if !changes.is_empty() {
         write_changes(directory, step, &changes)?;

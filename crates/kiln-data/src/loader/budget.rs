@@ -140,7 +140,7 @@ impl Budget {
     }
 
     /// Waits until an image of batch number `batch` may be decoded. `None` when `cancelled`.
-    pub(crate) fn decode(&self, bytes: u64, batch: usize, cancelled: &AtomicBool) -> Option<Decoding> {
+    pub(crate) fn admit_image(&self, bytes: u64, batch: usize, cancelled: &AtomicBool) -> Option<Decoding> {
         let mut ledger = self.ledger();
         let turn = ledger.arrive(batch);
         while !cancelled.load(SeqCst) && !ledger.admits_image(bytes, turn) {
@@ -254,7 +254,7 @@ mod tests {
         let (budget, go_on, own) = (Budget::new(100, 50, u64::MAX), AtomicBool::new(false), Arc::default());
         let batch = budget.try_queue(40, &own).unwrap();
         assert!(budget.try_queue(20, &own).is_none());
-        let image = budget.decode(50, 0, &go_on).unwrap();
+        let image = budget.admit_image(50, 0, &go_on).unwrap();
         assert_eq!(budget.in_flight(), InFlight { bytes: 90, peak: 90, image_peak: 50 });
         drop((batch, image));
         assert_eq!(budget.in_flight(), InFlight { bytes: 0, peak: 90, image_peak: 50 });
@@ -267,9 +267,9 @@ mod tests {
         let budget = Budget::new(100, 0, u64::MAX);
         for cancel in [false, true] {
             let cancelled = AtomicBool::new(false);
-            let image = budget.decode(80, 0, &cancelled).unwrap();
+            let image = budget.admit_image(80, 0, &cancelled).unwrap();
             std::thread::scope(|scope| {
-                let waiter = scope.spawn(|| budget.decode(80, 1, &cancelled).is_some());
+                let waiter = scope.spawn(|| budget.admit_image(80, 1, &cancelled).is_some());
                 std::thread::sleep(Duration::from_millis(5));
                 match cancel {
                     true => {

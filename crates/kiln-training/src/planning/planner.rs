@@ -72,7 +72,7 @@ impl Planner {
     }
 
     /// The planner of a plan's optimizer.
-    pub(crate) fn of_plan(&self, plan: &StepPlan) -> &Self {
+    pub(crate) fn planner_for(&self, plan: &StepPlan) -> &Self {
         self.alternatives().find(|planner| planner.optimizer == plan.optimizer).unwrap_or(self)
     }
 
@@ -200,7 +200,7 @@ impl Planner {
         limit_bytes: u64,
     ) -> Result<StepPlan, Error> {
         let step = self.step_in(precision)?;
-        self.of(step, precision, checkpoints.clone(), micro_batch, limit_bytes)
+        self.evaluate_step(step, precision, checkpoints.clone(), micro_batch, limit_bytes)
     }
 
     /// Predicts every buffer of a step that is taken as `plan` says.
@@ -208,7 +208,7 @@ impl Planner {
     /// # Errors
     /// [`Error::NoPrecision`], [`Error::Predict`].
     pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
-        let planner = self.of_plan(plan);
+        let planner = self.planner_for(plan);
         let profile = self.profile(plan.micro_batch, plan.batch);
         planner.step_in(plan.precision)?.predict(&plan.checkpoints, plan.micro_batch, plan.batch, profile)
     }
@@ -221,11 +221,11 @@ impl Planner {
         micro_batch: usize,
         limit_bytes: u64,
     ) -> Result<StepPlan, Error> {
-        let of = |plan| self.of(step, precision, plan, micro_batch, limit_bytes);
+        let evaluated = |plan| self.evaluate_step(step, precision, plan, micro_batch, limit_bytes);
         if let Some(plan) = &self.checkpoints {
-            return of(plan.clone());
+            return evaluated(plan.clone());
         }
-        let plain = of(Plan::none(step.blocks()))?;
+        let plain = evaluated(Plan::none(step.blocks()))?;
         if plain.fits || step.blocks() == 0 {
             return Ok(plain);
         }
@@ -234,7 +234,7 @@ impl Planner {
         let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
         for _ in 0..CORRECTIONS {
             let Ok(plan) = solve(&costs, budget) else { break };
-            let candidate = of(plan)?;
+            let candidate = evaluated(plan)?;
             let (peak, fits) = (candidate.peak_bytes, candidate.fits);
             let faster = found.as_ref().is_none_or(|found| candidate.seconds < found.seconds);
             if fits && faster {
@@ -251,14 +251,14 @@ impl Planner {
         match found {
             Some(found) => Ok(found),
             None => {
-                let smallest = of(solve(&costs, least(&costs)?)?)?;
+                let smallest = evaluated(solve(&costs, least(&costs)?)?)?;
                 Ok(if smallest.peak_bytes < plain.peak_bytes { smallest } else { plain })
             }
         }
     }
 
     /// Predicts a recorded step under a plan, and compares it with a limit.
-    pub(super) fn of(
+    pub(super) fn evaluate_step(
         &self,
         step: &RecordedStep,
         precision: Precision,

@@ -54,14 +54,17 @@ impl Planner {
     /// [`Error::Predict`], and [`Error::NoPrecision`] for a plan in a precision that was not recorded.
     pub fn remedies(&self, from: &StepPlan, limit_bytes: Option<u64>) -> Result<Vec<Remedy>, Error> {
         let limit = limit_bytes.unwrap_or(u64::MAX);
-        let planner = self.of_plan(from);
+        let planner = self.planner_for(from);
         let step = planner.step_in(from.precision)?;
-        let of = |checkpoints: &Plan, size: usize| planner.of(step, from.precision, checkpoints.clone(), size, limit);
+        let evaluated = |checkpoints: &Plan, size: usize| {
+            planner.evaluate_step(step, from.precision, checkpoints.clone(), size, limit)
+        };
         let mut found = vec![];
 
-        let sizes = smaller(from.micro_batch, limit_bytes.is_some(), |size| Ok(of(&from.checkpoints, size)?.fits))?;
+        let sizes =
+            smaller(from.micro_batch, limit_bytes.is_some(), |size| Ok(evaluated(&from.checkpoints, size)?.fits))?;
         for size in &sizes {
-            found.push((StepChange::MicroBatch, of(&from.checkpoints, *size)?));
+            found.push((StepChange::MicroBatch, evaluated(&from.checkpoints, *size)?));
         }
         let plans: Vec<_> = checkpoint_plans(planner.blocks(), planner.transfer.is_some())
             .into_iter()
@@ -69,10 +72,10 @@ impl Planner {
             .collect();
         let mut recomputed = vec![];
         for plan in plans.iter().filter(|plan| **plan != from.checkpoints) {
-            recomputed.push(of(plan, from.micro_batch)?);
+            recomputed.push(evaluated(plan, from.micro_batch)?);
         }
         if let (Some(smallest), Some(size)) = (recomputed.iter().min_by_key(|plan| plan.peak_bytes), sizes.last()) {
-            let both = of(&smallest.checkpoints, *size)?;
+            let both = evaluated(&smallest.checkpoints, *size)?;
             let alone = found.iter().map(|(_, plan)| plan.peak_bytes).chain([smallest.peak_bytes]).min();
             // Both together may be no better than one alone.
             if alone.is_none_or(|alone| both.peak_bytes < alone - alone / BETTER) {
@@ -85,7 +88,7 @@ impl Planner {
         {
             found.push((
                 StepChange::Precision,
-                planner.of(other, *precision, from.checkpoints.clone(), from.micro_batch, limit)?,
+                planner.evaluate_step(other, *precision, from.checkpoints.clone(), from.micro_batch, limit)?,
             ));
         }
         for other in self.alternatives.iter().chain(&self.compared_optimizers) {
@@ -95,7 +98,10 @@ impl Planner {
             }
             let change =
                 if other.optimizer.has_same_numbers() { StepChange::OffloadedOptimizer } else { StepChange::Optimizer };
-            found.push((change, other.of(step, from.precision, from.checkpoints.clone(), from.micro_batch, limit)?));
+            found.push((
+                change,
+                other.evaluate_step(step, from.precision, from.checkpoints.clone(), from.micro_batch, limit)?,
+            ));
         }
         Ok(ordered(from, found))
     }

@@ -86,8 +86,14 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// `device` may be plain or have autodiff; the trainer uses it with autodiff. The model's parameters and all randomness of the run
     /// follow from the seed.
     ///
-    /// [`Error::NothingFits`] if no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and [`Error::Recovery`]
-    /// for invalid settings; [`Error::Model`] if the model cannot be made; the errors of [`planner`](Self::planner) if a plan is needed.
+    /// # Errors
+    /// - settings: [`Error::InvalidSetting`], [`Error::Precision`] and [`Error::Recovery`]. [`Error::UnknownPath`] for a frozen path that no
+    ///   parameter has.
+    /// - the budget: [`Error::NothingFits`] if no plan stays within it, [`Error::UnknownMemory`] if it is a fraction of the free memory and
+    ///   that is not known.
+    /// - the plan, if one is needed: the errors of [`planner`](Self::planner), and [`Error::NoPrediction`] if steps are not predicted.
+    /// - the model: [`Error::Model`] if it cannot be made.
+    /// - stages and replicas: [`Error::Parallel`], and [`Error::Replica`] if another replica failed or has other settings.
     pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         let group = Group::new(self.parallel.communicator.clone(), self.parallel.shards_optimizer);
         group.tell_end(|| self.build_in(group.clone(), device, sample))

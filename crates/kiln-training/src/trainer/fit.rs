@@ -109,7 +109,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         }
         if waiting || at.due || at.batch >= self.data.train().batches() {
             let report = if waiting { Some(self.trainer.complete_update()?) } else { None };
-            if let (Some(stopped), _) = self.after(report)? {
+            if let (Some(stopped), _) = self.finish_step(report)? {
                 return Ok(stopped);
             }
         }
@@ -138,7 +138,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
                     }
                     batch => Some(self.trainer.step(&batch?)?),
                 };
-                match self.after(report)? {
+                match self.finish_step(report)? {
                     (Some(stopped), _) => return Ok(stopped),
                     (None, true) => {
                         ended = true;
@@ -158,7 +158,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     /// Finishes a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns the reason if the
     /// run ends here before its last step, and whether the epoch or the run ended. If one of these actions fails, they are repeated
     /// later.
-    fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
+    fn finish_step(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
         let (state, progress) = (self.trainer.state(), self.trainer.progress);
         self.duties(report).inspect_err(|_| {
             // A checkpoint says that its step is finished, which is true only once the checkpoint is on disk.

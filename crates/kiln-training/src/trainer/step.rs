@@ -29,10 +29,22 @@ impl<T: Task> Trainer<T> {
     /// one chunk of the parameters after the other. If gradients are not finite at a loss scale that can fall, the step is skipped: only
     /// the position and the scale change.
     ///
-    /// [`Error::NothingToLearn`] for a batch without a loss, [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Accumulation`],
-    /// [`Error::Checkpointing`], [`Error::Device`], [`Error::Lost`]. [`Error::Exhausted`] if memory ran out and nothing is left to try,
-    /// and [`Error::Memory`] if it ran out in a run without recovery. After these errors everything is unchanged. [`Error::Unfinished`]
-    /// if memory ran out during the update for longer than the patience: see [`complete_update`](Self::complete_update).
+    /// # Errors
+    /// Before the update. The run stays as it was, except that an edit of the model stays if it was made:
+    /// - the batch: [`Error::NothingToLearn`] for one without a loss. [`Error::Incomplete`], [`Error::TooMuch`] and
+    ///   [`Error::Accumulation`] for parts whose weights do not add up to its own, and for a loss of several elements.
+    /// - the model: [`Error::NoGradients`], [`Error::NotFinite`], [`Error::Checkpointing`]. [`Error::Precision`] for gradients that cannot
+    ///   be unscaled. [`Error::Edit`] if it cannot be edited, [`Error::InvalidSetting`] if the edit changes which parameters are trained
+    ///   and the optimizer's state is divided.
+    /// - the schedule: [`Error::InvalidSetting`] if it needs the number of steps and the run has none.
+    /// - memory: [`Error::Exhausted`] if it ran out and nothing is left to try. [`Error::Memory`] if it ran out in a run without recovery,
+    ///   or in an edit for longer than the patience.
+    /// - the device: [`Error::Device`], [`Error::Lost`], and [`Error::Memory`] for one that is lost.
+    /// - stages and replicas: [`Error::Bypassed`], [`Error::Parallel`], and [`Error::Replica`] if another replica failed.
+    ///
+    /// In the update: [`Error::Unfinished`] if memory ran out for longer than the patience. [`Error::Lost`], [`Error::Memory`],
+    /// [`Error::Parallel`] and [`Error::Replica`] if it ended for another reason. The step then stays to be completed: see
+    /// [`complete_update`](Self::complete_update). Until that is done, each call ends with [`Error::Unfinished`].
     ///
     /// # Panics
     /// When the task panics for another reason than memory.
@@ -59,9 +71,9 @@ impl<T: Task> Trainer<T> {
         let begun = Instant::now();
         loop {
             let before = begun.elapsed();
-            match self.attempt(batch, &whole, &mut attempts) {
+            match self.attempt_gradients(batch, &whole, &mut attempts) {
                 Ok(attempted) => return self.commit(attempted, &attempts, before).map(Some),
-                Err(error) => self.after(&mut attempts, error)?,
+                Err(error) => self.retry_after(&mut attempts, error)?,
             }
         }
     }
@@ -76,7 +88,7 @@ impl<T: Task> Trainer<T> {
 
     /// One attempt at a step, which changes nothing: forward and backward passes, the sum over replicas, the norm of the gradients, and the
     /// proof that all of it was written. Replicas agree after each of these, so that an attempt succeeds on all or fails on all.
-    fn attempt(
+    fn attempt_gradients(
         &mut self,
         batch: Option<&T::Batch>,
         whole: &WholeBatch,
@@ -143,7 +155,7 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// The error itself if it is no lack of memory, [`Error::Exhausted`] if nothing is left to try, and [`Error::Memory`] in a run without
     /// recovery.
-    fn after(&mut self, attempts: &mut Attempts, error: Error) -> Result<(), Error> {
+    fn retry_after(&mut self, attempts: &mut Attempts, error: Error) -> Result<(), Error> {
         let failure = error.into_failure()?;
         reclaim(self.device());
         let Some(recovery) = &mut self.recovery else { return Err(Error::Memory(failure)) };
@@ -239,7 +251,7 @@ impl<T: Task> Trainer<T> {
     fn explain(&self, report: &mut ExhaustionReport) {
         let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return };
         let Some(setting) = report.tries.last().map(|tried| tried.setting) else { return };
-        let planner = planner.of_plan(plan);
+        let planner = planner.planner_for(plan);
         let Ok(step) = planner.step_in(plan.precision) else { return };
         let micro_batch = setting.micro_batch.min(plan.batch);
         let limit = self.limit.or(report.device.total).unwrap_or(0);

@@ -41,7 +41,7 @@ impl<O: Send + 'static> DevicePrefetch<O> {
         let thread = Running::start(move || {
             while let Some(made) = workers.take() {
                 // One batch is always admitted, however large.
-                let Some(room) = room.decode(made.bytes, 0, &cancel) else { return };
+                let Some(room) = room.admit_image(made.bytes, 0, &cancel) else { return };
                 let copy = |batch| caught(|| copy(batch), |message| Error::DevicePrefetchPanic { message });
                 let made = Made { batch: made.batch.and_then(copy), ..made };
                 if sender.send((made, room)).is_err() {

@@ -99,7 +99,7 @@ impl Worker {
         if bytes > limit {
             return Err(Error::NoRoom { bytes, limit });
         }
-        let room = self.timed(Stage::Room, || self.shared.budget.decode(bytes, plan.index, &self.cancelled));
+        let room = self.timed(Stage::Room, || self.shared.budget.admit_image(bytes, plan.index, &self.cancelled));
         let _room = room.ok_or(Error::Cancelled)?;
         work()
     }
