@@ -25,6 +25,8 @@ mod capture;
 pub mod cost;
 #[cfg(feature = "flex")]
 pub mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
 mod dispatch;
 mod graph;
 mod operation;
@@ -34,6 +36,8 @@ pub mod simd;
 pub use capture::{like, operation, operations};
 pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
+#[cfg(feature = "cube")]
+pub use operation::CubeKernel;
 pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
 pub use product::{Cpu, Product};
 

@@ -7,6 +7,8 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, Capture};
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 
 use crate::capture::{like, operations};
 use crate::cost::Cost;
@@ -14,7 +16,7 @@ use crate::cost::Cost;
 /// A computation of tensors from tensors, without gradients. Its settings are its fields.
 ///
 /// Integer and boolean tensors are among its tensors in the form in which the backend holds every tensor; see [`KernelBackend::int`].
-pub trait Kernel: Clone + Debug + Send + 'static {
+pub trait Kernel: Clone + Debug + Send + Sync + 'static {
     /// What it costs, and the id under which it is recorded.
     fn cost(&self) -> &'static Cost;
 
@@ -36,7 +38,18 @@ pub trait Kernel: Clone + Debug + Send + 'static {
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         self.composed::<burn::backend::Flex>(inputs)
     }
+
+    /// The function that computes the outputs of such inputs with kernels in CubeCL, if there is one for this device. Otherwise they are
+    /// [`composed`](Self::composed).
+    #[cfg(feature = "cube")]
+    fn cube(&self, _device: &CubeDevice, _inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        None
+    }
 }
+
+/// A function that computes a kernel's outputs from its inputs on a CubeCL device.
+#[cfg(feature = "cube")]
+pub type CubeKernel<K> = fn(&K, Vec<CubeTensor>) -> Vec<CubeTensor>;
 
 /// A backend without gradients that runs kernels. It holds tensors of numbers, integers and booleans in one form.
 pub trait KernelBackend: Backend {
@@ -94,11 +107,10 @@ impl KernelBackend for burn::backend::Flex {
     one_form!();
 }
 
-// The type is `Fusion<CubeBackend>` or `CubeBackend`, depending on burn's features: burn may fuse the operations of a kernel.
 #[cfg(feature = "cube")]
 impl KernelBackend for burn::backend::Cube {
     fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>> {
-        kernel.composed::<Self>(inputs)
+        crate::cube::run(kernel, inputs)
     }
 
     one_form!();

@@ -7,10 +7,12 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
+use kiln_operations::KernelBackend;
 
 use super::Prologue;
+use crate::activation;
 use crate::composed::{Wide, full};
-use crate::{activation, norm};
+use crate::norm::{row_norm, row_norm_backward};
 
 /// Reshapes a tensor to a matrix whose rows are along the last dimension.
 fn matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
@@ -20,7 +22,7 @@ fn matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 /// The prologue's output, and the statistics of each row if it is a norm.
-fn prologue<B: Backend>(
+fn prologue<B: KernelBackend>(
     x: FloatTensor<B>,
     [weight, bias]: [FloatTensor<B>; 2],
     prologue: Prologue,
@@ -28,13 +30,13 @@ fn prologue<B: Backend>(
     let none = |x: &FloatTensor<B>| full::<B>(Shape::new([0, 2]), 0.0, &x.device(), DType::F32);
     match prologue {
         Prologue::None => [x.clone(), none(&x)],
-        Prologue::Norm(settings) => norm::composed::forward::<B>(x, weight, bias, settings),
+        Prologue::Norm(settings) => row_norm::<B>(x, weight, bias, settings),
         Prologue::Activation(kind) => [activation::composed::forward::<B>(x.clone(), kind), none(&x)],
     }
 }
 
 /// The output, and the statistics of each row if the prologue is a norm.
-pub(super) fn forward<B: Backend>(
+pub(super) fn forward<B: KernelBackend>(
     x: FloatTensor<B>,
     norm: [FloatTensor<B>; 2],
     weight: FloatTensor<B>,
@@ -54,7 +56,7 @@ pub(super) fn forward<B: Backend>(
 }
 
 /// The gradients of weight and bias.
-pub(super) fn weight_gradient<B: Backend>(
+pub(super) fn weight_gradient<B: KernelBackend>(
     x: FloatTensor<B>,
     norm: [FloatTensor<B>; 2],
     weight: FloatTensor<B>,
@@ -70,7 +72,7 @@ pub(super) fn weight_gradient<B: Backend>(
 }
 
 /// The gradients of the input and of the norm's weight and bias.
-pub(super) fn input_gradient<B: Backend>(
+pub(super) fn input_gradient<B: KernelBackend>(
     x: FloatTensor<B>,
     statistics: FloatTensor<B>,
     [norm_weight, norm_bias]: [FloatTensor<B>; 2],
@@ -87,10 +89,7 @@ pub(super) fn input_gradient<B: Backend>(
         Prologue::Activation(kind) => [activation::composed::backward::<B>(x, gradient, kind), norm_weight, norm_bias],
         Prologue::Norm(settings) => {
             let wanted = [true, true, norm_bias.shape().num_elements() > 0];
-            let none = norm_bias;
-            let [of_x, of_weight, of_bias] =
-                norm::composed::backward::<B>(x, statistics, norm_weight.clone(), gradient.clone(), settings, wanted);
-            [of_x.unwrap_or(gradient), of_weight.unwrap_or(norm_weight), of_bias.unwrap_or(none)]
+            row_norm_backward::<B>([x, statistics, norm_weight], gradient, settings, wanted)
         }
     }
 }

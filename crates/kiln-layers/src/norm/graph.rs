@@ -4,6 +4,10 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{BACKWARD, FORWARD, NormSettings};
@@ -52,6 +56,14 @@ impl Kernel for RowNorm {
         }
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        let (x, weight) = (&inputs[0].0, &inputs[if matches!(self, Self::Forward(_)) { 1 } else { 2 }].0);
+        let width = x.last().copied().unwrap_or(1);
+        let has_values = x.num_elements() > 0 && weight.num_elements() == width;
+        (has_values && super::cube::takes(device, width)).then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         match *self {
@@ -68,6 +80,42 @@ impl Kernel for RowNorm {
     }
 }
 
+#[cfg(feature = "cube")]
+impl RowNorm {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        match *self {
+            Self::Forward(settings) => {
+                let [x, weight, bias] = all(inputs);
+                super::cube::forward(x, weight, bias, settings).into()
+            }
+            Self::Backward(settings, _) => {
+                let [x, statistics, weight, gradient] = all(inputs);
+                super::cube::backward(x, statistics, weight, gradient, settings).into()
+            }
+        }
+    }
+}
+
+/// The output, and the statistics of each row.
+pub(crate) fn row_norm<B: KernelBackend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    settings: NormSettings,
+) -> [FloatTensor<B>; 2] {
+    all(B::run(&RowNorm::Forward(settings), vec![x, weight, bias]))
+}
+
+/// The gradients of input, weight and bias. Those that are not `wanted` have no meaning.
+pub(crate) fn row_norm_backward<B: KernelBackend>(
+    [x, statistics, weight]: [FloatTensor<B>; 3],
+    gradient: FloatTensor<B>,
+    settings: NormSettings,
+    wanted: [bool; 3],
+) -> [FloatTensor<B>; 3] {
+    all(B::run(&RowNorm::Backward(settings, wanted), vec![x, statistics, weight, gradient]))
+}
+
 impl Operation for NormSettings {
     const NAME: &'static str = "norm";
 
@@ -80,18 +128,18 @@ impl Operation for NormSettings {
         wanted: &[bool],
     ) -> Computed<B, [FloatTensor<B>; 3]> {
         let kept = wanted.contains(&true).then(|| (inputs[0].clone(), inputs[1].clone()));
-        let [y, statistics] = all(B::run(&RowNorm::Forward(*self), inputs));
+        let [x, weight, bias] = all(inputs);
+        let [y, statistics] = row_norm::<B>(x, weight, bias, *self);
         Computed { outputs: vec![y], saved: kept.map(|(x, weight)| [x, statistics, weight]) }
     }
 
     fn gradient<B: KernelBackend>(
         &self,
-        [x, statistics, weight]: [FloatTensor<B>; 3],
+        saved: [FloatTensor<B>; 3],
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        let inputs = vec![x, statistics, weight, gradient];
-        let made = B::run(&RowNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), inputs);
+        let made = row_norm_backward::<B>(saved, gradient, *self, [wanted[0], wanted[1], wanted[2]]);
         made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
 }

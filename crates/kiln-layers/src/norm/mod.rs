@@ -1,6 +1,8 @@
 //! Layer norm and RMS norm over the last dimension, on burn's modules.
 
 pub(crate) mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod graph;
@@ -15,7 +17,7 @@ use burn::tensor::Tensor;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 
-pub(crate) use graph::statistics_like;
+pub(crate) use graph::{row_norm, row_norm_backward, statistics_like};
 pub(crate) use settings::NormSettings;
 
 /// A norm over the last dimension.

@@ -11,6 +11,10 @@ pub(crate) struct NormSettings {
     pub(crate) centred: bool,
 }
 
+/// The widest rows that the kernel in CubeCL takes.
+pub(super) const WIDEST_ON_GPU: usize = 16 * 1024;
+/// The most cubes of a backward pass in CubeCL: enough for all multiprocessors of large GPUs.
+pub(super) const GROUPS_ON_GPU: usize = 256;
 /// Rows of a task.
 pub(super) const ROWS: usize = 8;
 /// Number of partial sums of the parameters' gradients.
@@ -18,15 +22,22 @@ pub(super) const GROUPS: usize = 16;
 
 /// Inputs: x, weight, bias.
 pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: forward, gpu_scratch: |call| call.wide(0, 2), ..Cost::new("kiln::norm") };
+    Cost { cpu_scratch: forward, gpu_scratch: |call| on_gpu(call, 0), ..Cost::new("kiln::norm") };
 
 /// Inputs: x, statistics, weight, gradient.
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(3, 0)],
     cpu_scratch: backward,
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call| on_gpu(call, 2 * GROUPS_ON_GPU as u64),
     ..Cost::new("kiln::norm_backward")
 };
+
+/// `rows` rows of f32 in the kernel in CubeCL, at most as many as the input has twice, and two tensors of the input's size where rows are
+/// too wide for it.
+fn on_gpu(call: &Call<'_>, rows: u64) -> u64 {
+    let width = call.dim_from_end(0, 0);
+    if width > WIDEST_ON_GPU as u64 { call.wide(0, 2) } else { (4 * rows * width).min(call.wide(0, 2)) }
+}
 
 /// Buffers of some rows. Weight and bias are copied.
 fn forward(call: &Call<'_>, cpu: &Cpu) -> u64 {

@@ -4,13 +4,13 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{AdaptiveAvgPool2dConfig, MaxPool2dConfig};
-use burn::nn::{BatchNormConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, PaddingConfig2d};
+use burn::nn::{BatchNormConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, PaddingConfig2d, RmsNormConfig};
 use burn::tensor::activation::{gelu as burn_gelu, log_softmax};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{
     Activation, AttentionOptions, LinearCrossEntropy, Mask, Reduction, RotaryOptions, activation_linear, add_relu,
     attention, batch_norm_add_relu, batch_norm_relu, conv2d, conv2d_batch_norm_relu, gelu, gelu_tanh, group_norm,
-    layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu, residual_end, rotary, self_attention, silu,
+    layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu, residual_end, rms_norm, rotary, self_attention, silu,
     softmax, swiglu,
 };
 
@@ -94,6 +94,13 @@ fn activations_and_norms() {
             assert_same(("relu", Roundings), &[[3, 5, 7]], dtype, |x, _| relu(x[0].clone()).unwrap());
             assert_same(("layer norm", Roundings), &[[33, 19]], dtype, |x, device| {
                 layer_norm(&LayerNormConfig::new(19).init(device), x[0].clone()).unwrap()
+            });
+            // More rows than cubes, and more places of a row than units.
+            assert_same(("wide layer norm", Roundings), &[[300, 2100]], dtype, |x, device| {
+                layer_norm(&LayerNormConfig::new(2100).init(device), x[0].clone()).unwrap()
+            });
+            assert_same(("rms norm", Roundings), &[[2, 9, 40]], dtype, |x, device| {
+                rms_norm(&RmsNormConfig::new(40).init(device), x[0].clone()).unwrap()
             });
             assert_same(("batch norm", Roundings), &[[3, 5, 7, 4]], dtype, |x, device| {
                 batch_norm_relu(&BatchNormConfig::new(5).init(device), x[0].clone()).unwrap()
