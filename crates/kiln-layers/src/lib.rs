@@ -47,12 +47,16 @@ mod activation;
 mod add_relu;
 mod attention;
 mod batch_norm;
+mod bias;
 mod channel_scale;
 mod check;
+#[cfg(feature = "cube")]
+mod columns;
 mod composed;
 mod conv2d;
 mod dropout;
 mod error;
+mod grid;
 mod group_norm;
 mod linear;
 mod linear_cross_entropy;

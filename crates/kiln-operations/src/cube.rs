@@ -6,6 +6,10 @@ use burn::backend::fusion::{FusionBackend, FusionRuntime};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::std::tensor::layout::linear::LinearViewLaunch;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
 
 use crate::operation::Kernel;
 
@@ -29,4 +33,34 @@ pub(crate) fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Cube>>) -> Vec<
         Ok(())
     });
     client.register(StreamId::current(), OperationIr::Custom(description), operation)
+}
+
+/// A tensor without values on the device of `like`.
+pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// An output with shape, dtype and layout of an input, and the argument for it. It takes the input's memory if no other handle to it
+/// exists. `position` is that of the input among the kernel's tensors. Each unit must read a place of the input before it writes it, and no
+/// other unit may read it.
+pub fn over(input: &CubeTensor, position: usize) -> (CubeTensor, LinearViewLaunch) {
+    if input.can_mut() {
+        let view = input.as_linear_view_alias(position);
+        return (input.clone(), view);
+    }
+    let output = empty(input, input.meta.shape().clone(), input.dtype);
+    (output.clone(), output.into_linear_view())
+}
+
+/// Tensors of the same shape as lines of their values in the order of the memory, for elementwise kernels, and a function that shapes such
+/// a line like the first tensor. They are copied only if their orders differ or have gaps.
+pub fn flat<const N: usize>(tensors: [CubeTensor; N]) -> (impl FnOnce(CubeTensor) -> CubeTensor, [CubeTensor; N]) {
+    let strides = tensors[0].meta.strides();
+    let same = tensors.iter().all(|tensor| tensor.is_contiguous_buffer() && tensor.meta.strides() == strides);
+    let tensors = if same { tensors } else { tensors.map(into_contiguous) };
+    let (meta, values) = (tensors[0].meta.clone(), tensors[0].meta.num_elements());
+    let line = |tensor: CubeTensor| {
+        CubeTensor::new_contiguous(tensor.client, tensor.device, Shape::new([values]), tensor.handle, tensor.dtype)
+    };
+    (move |line| CubeTensor { meta, ..line }, tensors.map(line))
 }

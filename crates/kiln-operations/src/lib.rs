@@ -26,7 +26,7 @@ pub mod cost;
 #[cfg(feature = "flex")]
 pub mod cpu;
 #[cfg(feature = "cube")]
-mod cube;
+pub mod cube;
 mod dispatch;
 mod graph;
 mod operation;

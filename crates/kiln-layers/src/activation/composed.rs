@@ -7,15 +7,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 
 use super::Activation;
+use super::settings::{CUBIC, DENSITY, HALF_ROOT, SCALE};
 use crate::composed::Wide;
-
-/// 1 / sqrt(2).
-const HALF_ROOT: f32 = std::f32::consts::FRAC_1_SQRT_2;
-/// 2 sqrt(2 / pi), of the tanh approximation: gelu(x) = x sigmoid(SCALE (x + CUBIC x³)).
-const SCALE: f32 = 1.595_769_2;
-const CUBIC: f32 = 0.044_715;
-/// 1 / sqrt(2 pi).
-const DENSITY: f32 = 0.398_942_3;
 
 /// The normal distribution function.
 fn normal_cdf<B: Backend>(x: Wide<B>) -> Wide<B> {

@@ -3,6 +3,12 @@
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
+#[cfg(feature = "cube")]
+use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, LightOperation, Operation, all};
 
 use super::settings::{Activation, BACKWARD, FORWARD};
@@ -41,6 +47,11 @@ impl Kernel for Activate {
         }]
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, _: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        (inputs[0].0.num_elements() > 0).then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         vec![match *self {
@@ -53,6 +64,38 @@ impl Kernel for Activate {
     }
 }
 
+#[cfg(feature = "cube")]
+impl Activate {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![match *self {
+            Self::Forward(activation) => {
+                let [x] = all(inputs);
+                super::cube::forward(x, activation)
+            }
+            Self::Backward(activation) => {
+                let [kept, gradient] = all(inputs);
+                super::cube::backward(kept, gradient, activation)
+            }
+        }]
+    }
+}
+
+/// The output of an activation, as a part of another operation.
+pub(crate) fn activated<B: KernelBackend>(x: FloatTensor<B>, activation: Activation) -> FloatTensor<B> {
+    let [y] = all(B::run(&Activate::Forward(activation), vec![x]));
+    y
+}
+
+/// The gradient of an activation's input, from what it keeps.
+pub(crate) fn activation_gradient<B: KernelBackend>(
+    kept: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    activation: Activation,
+) -> FloatTensor<B> {
+    let [dx] = all(B::run(&Activate::Backward(activation), vec![kept, gradient]));
+    dx
+}
+
 /// An activation other than ReLU, which keeps its input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfInput(pub(super) Activation);
@@ -61,13 +104,11 @@ impl LightOperation for OfInput {
     const NAME: &'static str = "activation";
 
     fn forward<B: KernelBackend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        let [y] = all(B::run(&Activate::Forward(self.0), vec![x]));
-        y
+        activated::<B>(x, self.0)
     }
 
     fn gradient<B: KernelBackend>(&self, x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B> {
-        let [dx] = all(B::run(&Activate::Backward(self.0), vec![x, gradient]));
-        dx
+        activation_gradient::<B>(x, gradient, self.0)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Activations that keep one tensor for the backward pass.
 
-pub(crate) mod composed;
+mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod graph;
@@ -13,6 +15,7 @@ use crate::check::main_input;
 use crate::error::Error;
 use graph::{OfInput, Relu};
 
+pub(crate) use graph::{activated, activation_gradient};
 pub use settings::Activation;
 
 fn apply<const D: usize>(x: Tensor<D>, activation: Activation) -> Result<Tensor<D>, Error> {

@@ -3,7 +3,7 @@
 use kiln_operations::Cost;
 
 /// An elementwise activation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {
     /// x Φ(x) with the normal distribution function Φ; see [`gelu`](crate::gelu).
@@ -16,19 +16,23 @@ pub enum Activation {
     Relu,
 }
 
+/// 1 / sqrt(2).
+pub(super) const HALF_ROOT: f32 = std::f32::consts::FRAC_1_SQRT_2;
+/// 2 sqrt(2 / pi), of the tanh approximation: gelu(x) = x sigmoid(SCALE (x + CUBIC x³)).
+pub(super) const SCALE: f32 = 1.595_769_2;
+pub(super) const CUBIC: f32 = 0.044_715;
+/// 1 / sqrt(2 pi).
+pub(super) const DENSITY: f32 = 0.398_942_3;
+
 /// Values of a task: input and output stay in a core's second-level cache.
 pub(super) const CHUNK: usize = 16 * 1024;
 
-pub(super) static FORWARD: Cost = Cost {
-    cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
-    gpu_scratch: |call| call.wide(0, 2),
-    ..Cost::new("kiln::activation")
-};
+pub(super) static FORWARD: Cost =
+    Cost { cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu), ..Cost::new("kiln::activation") };
 
 /// Inputs: what is kept, gradient.
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(1, 0)],
     cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
-    gpu_scratch: |call| call.wide(0, 5),
     ..Cost::new("kiln::activation_backward")
 };

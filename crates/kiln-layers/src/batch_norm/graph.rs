@@ -5,6 +5,10 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{AGAIN, BACKWARD, BatchNormOutput, BatchNormSaved, FORWARD, invertible};
@@ -61,17 +65,6 @@ impl Kernel for BatchNormKernel {
         }
     }
 
-    /// Whether it trains, and whether it is hard-swish, which needs more temporary memory on devices without kernels of this crate.
-    fn scalars(&self) -> Vec<i64> {
-        let hard_swish = |activation| i64::from(activation == NormActivation::HardSwish);
-        match *self {
-            Self::Forward(settings) | Self::Backward { settings, .. } => {
-                vec![i64::from(settings.momentum.is_some()), hard_swish(settings.activation)]
-            }
-            Self::Again(activation) => vec![hard_swish(activation)],
-        }
-    }
-
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
         match self {
             Self::Forward(settings) => {
@@ -109,6 +102,12 @@ impl Kernel for BatchNormKernel {
         }
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        let one_dtype = !matches!(self, Self::Forward(_)) || inputs[3].1 == inputs[4].1;
+        (inputs[0].0.num_elements() > 0 && one_dtype && crate::columns::takes(device)).then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         match *self {
@@ -126,6 +125,28 @@ impl Kernel for BatchNormKernel {
             Self::Backward { settings, kept, wanted } => {
                 let (gradient, saved) = Self::saved(settings, kept, inputs);
                 Self::gradients(super::flex::backward(&saved, gradient, wanted), &saved.weight)
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cube")]
+impl BatchNormKernel {
+    fn launch(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        match *self {
+            Self::Forward(settings) => {
+                let residual = inputs.split_off(5).pop();
+                let [x, weight, bias, mean, variance] = all(inputs);
+                Self::made(settings, super::cube::forward(x, residual, [weight, bias, mean, variance], settings))
+            }
+            Self::Again(activation) => {
+                let [x, statistics, weight, bias] = all(inputs);
+                vec![super::cube::again(x, statistics, [weight, bias], activation)]
+            }
+            Self::Backward { settings, kept, wanted } => {
+                let (gradient, saved) = Self::saved(settings, kept, inputs);
+                let unused = saved.weight.clone();
+                Self::gradients(super::cube::backward(saved, gradient, wanted[3]), &unused)
             }
         }
     }

@@ -5,6 +5,8 @@ mod blocks;
 #[cfg(feature = "flex")]
 mod channel;
 mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;

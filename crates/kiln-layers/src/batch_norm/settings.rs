@@ -3,6 +3,8 @@
 use burn::tensor::DType;
 use kiln_operations::{Call, Cost, Cpu};
 
+use crate::grid::Grid;
+
 /// The activation after a batch norm in the same operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -106,24 +108,27 @@ pub(super) const PIECE: usize = 1024;
 pub(super) static FORWARD: Cost = Cost {
     in_place: &[(0, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 3 + 2 * call.scalar(1)),
+    gpu_scratch: |call| of_groups(call, 3),
     ..Cost::new("kiln::batch_norm")
 };
 
 /// Inputs: x, statistics, weight, bias. Scalar: whether hard-swish follows.
-pub(super) static AGAIN: Cost = Cost {
-    cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 2 + 2 * call.scalar(0)),
-    ..Cost::new("kiln::batch_norm_again")
-};
+pub(super) static AGAIN: Cost = Cost { cpu_scratch: scratch, ..Cost::new("kiln::batch_norm_again") };
 
 /// Inputs: gradient, saved tensors. The residual's gradient takes the memory of the output's.
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(0, 3), (0, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 3 + 2 * call.scalar(1)),
+    gpu_scratch: |call| of_groups(call, 2),
     ..Cost::new("kiln::batch_norm_backward")
 };
+
+/// Some sums of each channel for each group of rows, in CubeCL.
+fn of_groups(call: &Call<'_>, sums: u64) -> u64 {
+    let channels = call.dim(0, 1).max(1);
+    let rows = call.elements(0) / channels;
+    if rows == 0 { 0 } else { 4 * sums * channels * Grid::of([rows as usize, channels as usize]).groups as u64 }
+}
 
 /// A slice for each sample of a block of channels, and at most 64 KiB for each thread.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {

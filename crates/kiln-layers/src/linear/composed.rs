@@ -10,7 +10,8 @@ use burn::tensor::{DType, Shape};
 use kiln_operations::KernelBackend;
 
 use super::Prologue;
-use crate::activation;
+use crate::activation::{activated, activation_gradient};
+use crate::bias::{add_bias, bias_gradient};
 use crate::composed::{Wide, full};
 use crate::norm::{row_norm, row_norm_backward};
 
@@ -31,7 +32,7 @@ fn prologue<B: KernelBackend>(
     match prologue {
         Prologue::None => [x.clone(), none(&x)],
         Prologue::Norm(settings) => row_norm::<B>(x, weight, bias, settings),
-        Prologue::Activation(kind) => [activation::composed::forward::<B>(x.clone(), kind), none(&x)],
+        Prologue::Activation(kind) => [activated::<B>(x.clone(), kind), none(&x)],
     }
 }
 
@@ -50,7 +51,7 @@ pub(super) fn forward<B: KernelBackend>(
     let y = B::float_matmul(matrix::<B>(h), Wide::<B>::of(&weight).narrow(dtype));
     let y = match bias.shape().num_elements() {
         0 => y,
-        _ => (Wide::<B>::of(&y) + Wide::<B>::of(&bias).reshape([1, outputs])).narrow(dtype),
+        _ => add_bias::<B>(y, bias),
     };
     [B::float_reshape(y, shape), statistics]
 }
@@ -63,10 +64,10 @@ pub(super) fn weight_gradient<B: KernelBackend>(
     gradient: FloatTensor<B>,
     kind: Prologue,
 ) -> [FloatTensor<B>; 2] {
-    let (dtype, outputs) = (weight.dtype(), weight.shape()[1]);
+    let dtype = weight.dtype();
     let [h, _] = prologue::<B>(x, norm, kind);
     let gradient = matrix::<B>(gradient);
-    let of_bias = Wide::<B>::of(&gradient).sum(&[0]).reshape([outputs]).narrow(dtype);
+    let of_bias = bias_gradient::<B>(gradient.clone(), dtype);
     let of_weight = B::float_matmul(B::float_transpose(matrix::<B>(h)), gradient);
     [Wide::<B>::of(&of_weight).narrow(dtype), of_bias]
 }
@@ -86,7 +87,7 @@ pub(super) fn input_gradient<B: KernelBackend>(
     let gradient = B::float_reshape(gradient, shape);
     match kind {
         Prologue::None => [gradient, norm_weight, norm_bias],
-        Prologue::Activation(kind) => [activation::composed::backward::<B>(x, gradient, kind), norm_weight, norm_bias],
+        Prologue::Activation(kind) => [activation_gradient::<B>(x, gradient, kind), norm_weight, norm_bias],
         Prologue::Norm(settings) => {
             let wanted = [true, true, norm_bias.shape().num_elements() > 0];
             row_norm_backward::<B>([x, statistics, norm_weight], gradient, settings, wanted)

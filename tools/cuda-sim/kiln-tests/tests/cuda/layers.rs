@@ -1,17 +1,20 @@
 //! The layers of kiln-layers and burn's own operations on CUDA compared with the CPU device: values and gradients, in f32, f16 and bf16.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param, RunningState};
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{AdaptiveAvgPool2dConfig, MaxPool2dConfig};
-use burn::nn::{BatchNormConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, PaddingConfig2d, RmsNormConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, PaddingConfig2d,
+    RmsNormConfig,
+};
 use burn::tensor::activation::{gelu as burn_gelu, log_softmax};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{
-    Activation, AttentionOptions, LinearCrossEntropy, Mask, Reduction, RotaryOptions, activation_linear, add_relu,
-    attention, batch_norm_add_relu, batch_norm_relu, conv2d, conv2d_batch_norm_relu, gelu, gelu_tanh, group_norm,
-    layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu, residual_end, rms_norm, rotary, self_attention, silu,
-    softmax, swiglu,
+    Activation, AttentionOptions, LinearCrossEntropy, Mask, NormActivation, Reduction, RotaryOptions,
+    activation_linear, add_relu, attention, batch_norm_activated, batch_norm_add_relu, conv2d, conv2d_batch_norm_relu,
+    gelu, gelu_tanh, group_norm, layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu, residual_end,
+    rms_norm, rotary, self_attention, silu, softmax, swiglu,
 };
 
 use crate::sim::with_card;
@@ -102,11 +105,86 @@ fn activations_and_norms() {
             assert_same(("rms norm", Roundings), &[[2, 9, 40]], dtype, |x, device| {
                 rms_norm(&RmsNormConfig::new(40).init(device), x[0].clone()).unwrap()
             });
-            assert_same(("batch norm", Roundings), &[[3, 5, 7, 4]], dtype, |x, device| {
-                batch_norm_relu(&BatchNormConfig::new(5).init(device), x[0].clone()).unwrap()
-            });
         }
     });
+}
+
+#[test]
+fn batch_norms() {
+    with_card(&[], |_| {
+        let leaky = NormActivation::LeakyRelu { slope: 0.1 };
+        let relus =
+            [NormActivation::None, NormActivation::Relu, leaky, NormActivation::Relu6, NormActivation::HardSwish];
+        for dtype in DTYPES {
+            // One channel at a time, several blocks of channels, many rows of few channels.
+            for shape in [[3, 5, 7, 4], [2, 260, 5, 6], [5, 131, 9, 7], [4, 8, 40, 41]] {
+                for (activation, training) in relus.into_iter().zip([true, false].into_iter().cycle()) {
+                    let what = format!("batch norm {shape:?} {activation:?}");
+                    assert_same((&what, Roundings), &[shape], dtype, |x, device| {
+                        let norm = trained(shape[1], training, device);
+                        batch_norm_activated(&norm, activation, x[0].clone() * 2.0 + 1.0).unwrap()
+                    });
+                }
+                for training in [true, false] {
+                    let what = format!("batch norm with a residual {shape:?} {training}");
+                    assert_same((&what, Roundings), &[shape, shape], dtype, |x, device| {
+                        let norm = trained(shape[1], training, device);
+                        batch_norm_add_relu(&norm, x[0].clone(), x[1].clone()).unwrap()
+                    });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn gradients_of_parameters() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            for (rows, width) in [(1, 1), (7, 19), (300, 260), (1000, 2100)] {
+                let run = |device: Device| {
+                    let device = device.autodiff();
+                    let x = || numbers([rows, width], 1, dtype, &device);
+                    let weights = || numbers([rows, width], 2, DType::F32, &device);
+                    let of_channels = trained(width, true, &device);
+                    let y = batch_norm_activated(&of_channels, NormActivation::Relu, x()).unwrap();
+                    let batch = (y.cast(DType::F32) * weights()).sum().backward();
+                    let of_rows = LayerNormConfig::new(width).init(&device);
+                    let row = (layer_norm(&of_rows, x()).unwrap().cast(DType::F32) * weights()).sum().backward();
+                    let layer = LinearConfig::new(width, width).init(&device);
+                    let line = (linear(&layer, x()).unwrap().cast(DType::F32) * weights()).sum().backward();
+                    let bias = |bias: &Option<Param<Tensor<1>>>| bias.as_ref().unwrap().val();
+                    let of_layer = bias(&layer.bias).grad(&line).unwrap();
+                    let of_norms =
+                        [&of_channels.gamma, &of_channels.beta].map(|param| param.val().grad(&batch).unwrap());
+                    let of_rows = [of_rows.gamma.val(), bias(&of_rows.beta)].map(|value| value.grad(&row).unwrap());
+                    let running = [of_channels.running_mean, of_channels.running_var].map(|state| state.value_sync());
+                    let all = of_norms.into_iter().chain(of_rows).chain(running.map(Tensor::inner)).chain([of_layer]);
+                    all.map(values).collect::<Vec<_>>()
+                };
+                let (got, expected) = (run(Device::cuda(0)), run(Device::flex()));
+                for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                    let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
+                    for (got, expected) in got.iter().zip(expected) {
+                        let close = (got - expected).abs() < Roundings.tolerance(dtype) * largest;
+                        assert!(close, "{dtype:?} {rows} x {width} part {part}: {got}, {expected}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// A batch norm with parameters and running statistics of its own for each channel, which trains or not.
+fn trained(channels: usize, training: bool, device: &Device) -> BatchNorm {
+    let of = |seed| numbers([channels], seed, DType::F32, device);
+    let mut norm = BatchNormConfig::new(channels).init(device);
+    norm.gamma = Param::from_tensor(of(21)).set_require_grad(true);
+    norm.beta = Param::from_tensor(of(22)).set_require_grad(true);
+    norm.running_mean = RunningState::new(of(23));
+    norm.running_var = RunningState::new(of(24).abs() + 0.5);
+    norm.training = Param::from_bool(training);
+    norm
 }
 
 #[test]
@@ -174,14 +252,6 @@ fn images() {
                 let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
                 max_pool2d(&pool.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(), x[0].clone()).unwrap()
             });
-            assert_same(
-                ("batch norm with a residual", Roundings),
-                &[[3, 5, 7, 4], [3, 5, 7, 4]],
-                dtype,
-                |x, device| {
-                    batch_norm_add_relu(&BatchNormConfig::new(5).init(device), x[0].clone(), x[1].clone()).unwrap()
-                },
-            );
         }
     });
 }

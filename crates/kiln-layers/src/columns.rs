@@ -1,0 +1,204 @@
+//! Matrices and rows in CubeCL: sums over all rows, such as those of batch norm and of the gradient of a bias, and a row that is added.
+//!
+//! A cube of units (a thread block) takes some columns of a group of rows. The groups' sums are added by a second launch. Sums are f32 and in
+//! a fixed order.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, cubecl};
+use cubecl::prelude::*;
+use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
+use kiln_operations::cube::{empty, over};
+
+use crate::grid::{Grid, UNITS};
+
+/// Rows and columns of a tensor whose rows are along the last dimension, which is not 0.
+pub(crate) fn matrix(x: &CubeTensor) -> [usize; 2] {
+    let shape = x.meta.shape();
+    let columns = shape.last().copied().unwrap_or(1);
+    [shape.num_elements() / columns, columns]
+}
+
+impl Grid {
+    pub(crate) fn cubes(&self) -> CubeCount {
+        CubeCount::Static(self.blocks as u32, self.groups as u32, 1)
+    }
+
+    pub(crate) fn units(&self) -> CubeDim {
+        CubeDim::new_2d(self.lanes as u32, self.height as u32)
+    }
+}
+
+/// Whether the kernels run on a device. Those of CubeCL's CPU runtime have few units.
+pub(crate) fn takes(device: &CubeDevice) -> bool {
+    device.client().properties().hardware.max_units_per_cube as usize >= UNITS
+}
+
+/// The sum over the units of a cube that are above each other, the same in all of them. `sums` has a place for each unit.
+#[cube]
+pub(crate) fn above<N: Size>(
+    value: Vector<f32, N>,
+    sums: &mut Shared<[Vector<f32, N>]>,
+    #[comptime] lanes: usize,
+    #[comptime] height: usize,
+) -> Vector<f32, N> {
+    let unit = UNIT_POS as usize;
+    let levels = comptime!(height.ilog2());
+    sums[unit] = value;
+    sync_cube();
+    #[unroll]
+    for level in 0..levels {
+        let half = lanes * (height >> (level as usize + 1));
+        if unit < half {
+            let other = sums[unit + half];
+            sums[unit] += other;
+        }
+        sync_cube();
+    }
+    let sum = sums[UNIT_POS_X as usize];
+    sync_cube();
+    sum
+}
+
+/// The sums of each group: `[groups, columns]`.
+#[cube(launch, address_type = "dynamic")]
+fn sum_groups<X: Float, N: Size>(
+    x: LinearView<'_, Vector<X, N>>,
+    mut parts: LinearViewMut<'_, Vector<f32, N>>,
+    rows: usize,
+    width: usize,
+    share: usize,
+    #[comptime] lanes: usize,
+    #[comptime] height: usize,
+    #[define(X)] _dtype: ElemType,
+) {
+    let mut sums = Shared::<[Vector<f32, N>]>::new_slice(lanes * height);
+    let column = CUBE_POS_X as usize * lanes + UNIT_POS_X as usize;
+    let group = CUBE_POS_Y as usize;
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    if column < width {
+        let end = min((group + 1) * share, rows);
+        let mut row = group * share + UNIT_POS_Y as usize;
+        while row < end {
+            sum += Vector::cast_from(x.read(row * width + column));
+            row += height;
+        }
+    }
+    let sum = above::<N>(sum, &mut sums, lanes, height);
+    if UNIT_POS_Y == 0 && column < width {
+        parts.write(group * width + column, sum);
+    }
+}
+
+/// Adds the groups. A unit takes one vector of columns.
+#[cube(launch, address_type = "dynamic")]
+fn add_groups<P: Float, N: Size>(
+    parts: LinearView<'_, Vector<f32, N>>,
+    mut sums: LinearViewMut<'_, Vector<P, N>>,
+    groups: usize,
+    width: usize,
+    #[define(P)] _dtype: ElemType,
+) {
+    let column = ABSOLUTE_POS;
+    if column < width {
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        let mut group = 0;
+        while group < groups {
+            sum += parts.read(group * width + column);
+            group += 1;
+        }
+        sums.write(column, Vector::cast_from(sum));
+    }
+}
+
+/// The sum of each column, in `dtype`. Rows are along the last dimension. No dimension is 0.
+pub(crate) fn sums(x: CubeTensor, dtype: DType) -> CubeTensor {
+    let x = into_contiguous(x);
+    let (grid, client) = (Grid::of(matrix(&x)), x.client.clone());
+    let columns = grid.columns();
+    let parts = empty(&x, Shape::new([grid.groups, columns]), DType::F32);
+    let sums = empty(&x, Shape::new([columns]), dtype);
+    let address = x.required_address_type().max(parts.required_address_type());
+    let x_dtype = dtype_to_storage_type(x.dtype);
+    sum_groups::launch(
+        &client,
+        grid.cubes(),
+        grid.units(),
+        address,
+        grid.vector,
+        x.into_linear_view(),
+        parts.clone().into_linear_view(),
+        grid.rows,
+        grid.width,
+        grid.share,
+        grid.lanes,
+        grid.height,
+        x_dtype,
+    );
+    const AT_ONCE: usize = 64;
+    add_groups::launch(
+        &client,
+        CubeCount::Static(grid.width.div_ceil(AT_ONCE) as u32, 1, 1),
+        CubeDim::new_1d(AT_ONCE as u32),
+        address,
+        grid.vector,
+        parts.into_linear_view(),
+        sums.clone().into_linear_view(),
+        grid.groups,
+        grid.width,
+        dtype_to_storage_type(dtype),
+    );
+    sums
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn add_to_rows<X: Float, P: Float, N: Size>(
+    x: LinearView<'_, Vector<X, N>>,
+    row: LinearView<'_, Vector<P, N>>,
+    mut sum: LinearViewMut<'_, Vector<X, N>>,
+    rows: usize,
+    width: usize,
+    share: usize,
+    #[comptime] lanes: usize,
+    #[comptime] height: usize,
+    #[define(X, P)] _dtypes: [ElemType; 2],
+) {
+    let column = CUBE_POS_X as usize * lanes + UNIT_POS_X as usize;
+    if column < width {
+        let added = Vector::<f32, N>::cast_from(row.read(column));
+        let group = CUBE_POS_Y as usize;
+        let end = min((group + 1) * share, rows);
+        let mut row = group * share + UNIT_POS_Y as usize;
+        while row < end {
+            let at = row * width + column;
+            sum.write(at, Vector::cast_from(Vector::<f32, N>::cast_from(x.read(at)) + added));
+            row += height;
+        }
+    }
+}
+
+/// A matrix, to each row of which `row` is added, in f32. It takes the memory of `x` if no other handle to it exists. No dimension is 0.
+pub(crate) fn added(x: CubeTensor, row: CubeTensor) -> CubeTensor {
+    let [x, row] = [x, row].map(into_contiguous);
+    let grid = Grid::of(matrix(&x));
+    let (sum, view) = over(&x, 0);
+    add_to_rows::launch(
+        &x.client.clone(),
+        grid.cubes(),
+        grid.units(),
+        x.required_address_type(),
+        grid.vector,
+        x.clone().into_linear_view(),
+        row.clone().into_linear_view(),
+        view,
+        grid.rows,
+        grid.width,
+        grid.share,
+        grid.lanes,
+        grid.height,
+        [x.dtype, row.dtype].map(dtype_to_storage_type),
+    );
+    sum
+}
