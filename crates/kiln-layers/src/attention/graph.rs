@@ -4,6 +4,10 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::cost::{GROUPED, GROUPED_BACKWARD, PACKED, PACKED_BACKWARD};
@@ -81,7 +85,8 @@ impl Kernel for Attend {
     }
 
     fn scalars(&self) -> Vec<i64> {
-        vec![self.settings.heads as i64, self.settings.causal.into(), (self.settings.dropout > 0.0).into()]
+        let Settings { heads, causal, key_lengths, dropout, .. } = &self.settings;
+        vec![*heads as i64, (*causal).into(), (*dropout > 0.0).into(), key_lengths.is_some().into()]
     }
 
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
@@ -103,9 +108,40 @@ impl Kernel for Attend {
         pass!(self, inputs, super::composed, B)
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        let (shape, dtype) = &inputs[0];
+        let (count, depth) = match self.pass {
+            Pass::Packed => (1, shape[2] / 3 / self.settings.heads),
+            Pass::PackedBackward => (4, shape[2] / 3 / self.settings.heads),
+            Pass::Grouped => (3, shape[3]),
+            Pass::GroupedBackward(_) => (6, shape[3]),
+        };
+        let has_values = inputs.iter().all(|(shape, _)| shape.num_elements() > 0);
+        // More inputs are a boolean mask or the seed of a dropout.
+        let taken = inputs.len() == count && has_values && super::cube::takes(device, &self.settings, *dtype, depth);
+        taken.then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         pass!(self, inputs, super::flex, burn::backend::Flex)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Attend {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        use super::cube::{grouped_backward, grouped_forward, packed_backward, packed_forward};
+        match self.pass {
+            Pass::Packed => {
+                let [qkv] = all(inputs);
+                packed_forward(qkv, &self.settings).into()
+            }
+            Pass::PackedBackward => vec![packed_backward(all(inputs), &self.settings)],
+            Pass::Grouped => grouped_forward(all(inputs), &self.settings).into(),
+            Pass::GroupedBackward(_) => grouped_backward(all(inputs), &self.settings).into(),
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod composed;
 mod cost;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

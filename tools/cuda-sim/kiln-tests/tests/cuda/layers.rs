@@ -141,7 +141,7 @@ fn batch_norms() {
 fn gradients_of_parameters() {
     with_card(&[], |_| {
         for dtype in DTYPES {
-            for (rows, width) in [(1, 1), (7, 19), (300, 260), (1000, 2100)] {
+            for (rows, width) in [(1, 2), (7, 19), (300, 260), (1000, 2100)] {
                 let run = |device: Device| {
                     let device = device.autodiff();
                     let x = || numbers([rows, width], 1, dtype, &device);
@@ -199,6 +199,24 @@ fn attentions() {
                 let options = AttentionOptions::new().with_key_lengths(vec![13, 6]).with_masked(hidden);
                 attention(x[0].clone(), x[1].clone(), x[2].clone(), options).unwrap()
             });
+            // Heads that the kernels take in 16 bits: several blocks of queries and keys with odd ends, and heads that share keys.
+            for (time, depth) in [(1, 16), (33, 16), (150, 64), (70, 128)] {
+                for mask in [Mask::None, Mask::Causal] {
+                    let what = format!("self-attention {time} x {depth} {mask:?}");
+                    assert_same((&what, Products), &[[2, time, 3 * 2 * depth]], dtype, |x, _| {
+                        self_attention(x[0].clone(), 2, mask).unwrap()
+                    });
+                }
+            }
+            for (time, keys) in [(40, 75), (75, 40)] {
+                for mask in [Mask::None, Mask::Causal] {
+                    let what = format!("attention {time} x {keys} {mask:?}");
+                    let shapes = [[2, 4, time, 32], [2, 2, keys, 32], [2, 2, keys, 32]];
+                    assert_same((&what, Products), &shapes, dtype, |x, _| {
+                        attention(x[0].clone(), x[1].clone(), x[2].clone(), mask).unwrap()
+                    });
+                }
+            }
             assert_same(("rotary", Roundings), &[[2, 3, 7, 8]], dtype, |x, _| {
                 rotary(x[0].clone(), RotaryOptions::new()).unwrap()
             });

@@ -1,0 +1,156 @@
+//! The forward pass of attention in CubeCL.
+//!
+//! A cube takes 16 queries for each of its planes, and goes twice over the keys that they see: first for the sum of the exponentials of
+//! each query's scores (as Milakov and Gimelshein 2018 do in one pass), then for the weighted sum of the values. So the sums on the
+//! tensor cores are never rescaled. Scores stay in shared memory (Dao et al. 2022).
+
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
+
+use super::tiles::{COLUMNS, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
+use crate::attention::cost::TILE;
+
+/// Half of a query's scores of a block belong to one unit.
+const HALF: usize = COLUMNS / 2;
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn attend<E: Float, N: Size>(
+    queries: LinearView<'_, Vector<E, N>>,
+    keys: LinearView<'_, Vector<E, N>>,
+    values: LinearView<'_, Vector<E, N>>,
+    mut output: LinearViewMut<'_, Vector<E, N>>,
+    mut log_sums: LinearViewMut<'_, f32>,
+    of_queries: Place,
+    of_keys: Place,
+    of_values: Place,
+    of_output: Place,
+    heads: usize,
+    kv_heads: usize,
+    time: usize,
+    count: usize,
+    scale: f32,
+    #[comptime] causal: bool,
+    #[comptime] depth: usize,
+    #[comptime] planes: usize,
+    #[define(E)] _dtype: ElemType,
+) {
+    let vector = N::value();
+    let units = comptime!(planes * PLANE);
+    let width = comptime!(depth / vector);
+    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * width);
+    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
+    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
+    let mut products = Shared::<[f32]>::new_slice(planes * TILE * COLUMNS);
+    let mut weights = Shared::<[E]>::new_slice(planes * TILE * COLUMNS);
+    let mut largest_of = Shared::<[f32]>::new_slice(units);
+    let mut sum_of = Shared::<[f32]>::new_slice(units);
+    let plane = UNIT_POS_Y as usize;
+    let unit = UNIT_POS as usize;
+    let head = CUBE_POS_Y as usize % heads;
+    let sample = CUBE_POS_Y as usize / heads;
+    let kv_head = head / (heads / kv_heads);
+    let first = CUBE_POS_X as usize * (planes * TILE);
+    let of_queries_head = of_queries.of_head(sample, head);
+    load::<E, N>(&queries, &mut rows, of_queries_head, of_queries.row, first, time, planes * TILE, width, units);
+    let end = seen(min(first + planes * TILE, time) - 1, time, count, causal);
+    // Each unit has half of the columns of a row.
+    let row = first + unit / 2;
+    let half = (unit % 2) * HALF;
+    let of_row = seen(min(row, time - 1), time, count, causal);
+    let mut largest = f32::min_value();
+    let mut sum = 0.0f32;
+    let mut start = 0usize;
+    while start < end {
+        sync_cube();
+        load::<E, N>(
+            &keys,
+            &mut columns,
+            of_keys.of_head(sample, kv_head),
+            of_keys.row,
+            start,
+            count,
+            COLUMNS,
+            width,
+            units,
+        );
+        sync_cube();
+        scores::<E, N>(&rows, &columns, &mut products, plane, depth);
+        sync_cube();
+        #[unroll]
+        for column in 0..HALF {
+            if start + half + column < of_row {
+                let score = products[(unit / 2) * COLUMNS + half + column] * scale;
+                if score > largest {
+                    sum = sum * (largest - score).exp() + 1.0f32;
+                    largest = score;
+                } else {
+                    sum += (score - largest).exp();
+                }
+            }
+        }
+        start += COLUMNS;
+    }
+    largest_of[unit] = largest;
+    sum_of[unit] = sum;
+    sync_cube();
+    let even = unit - unit % 2;
+    let largest = max(largest_of[even], largest_of[even + 1]);
+    let sum =
+        sum_of[even] * (largest_of[even] - largest).exp() + sum_of[even + 1] * (largest_of[even + 1] - largest).exp();
+    let log_sum = select(of_row == 0, 0.0f32, largest + sum.ln());
+    if row < time && unit % 2 == 0 {
+        log_sums.write((sample * heads + head) * time + row, log_sum);
+    }
+    let sums = zeros(depth);
+    let mut start = 0usize;
+    while start < end {
+        sync_cube();
+        load::<E, N>(
+            &keys,
+            &mut columns,
+            of_keys.of_head(sample, kv_head),
+            of_keys.row,
+            start,
+            count,
+            COLUMNS,
+            width,
+            units,
+        );
+        load::<E, N>(
+            &values,
+            &mut weighted,
+            of_values.of_head(sample, kv_head),
+            of_values.row,
+            start,
+            count,
+            COLUMNS,
+            width,
+            units,
+        );
+        sync_cube();
+        scores::<E, N>(&rows, &columns, &mut products, plane, depth);
+        sync_cube();
+        #[unroll]
+        for column in 0..HALF {
+            let place = (unit / 2) * COLUMNS + half + column;
+            let weight = (products[place] * scale - log_sum).exp();
+            weights[place] = E::cast_from(select(start + half + column < of_row, weight, 0.0f32));
+        }
+        sync_cube();
+        add_weighted::<E, N>(&weights, &weighted, &sums, plane, depth);
+        start += COLUMNS;
+    }
+    sync_cube();
+    write::<E, N>(
+        &sums,
+        &mut products,
+        &mut output,
+        of_output.of_head(sample, head),
+        of_output.row,
+        first,
+        time,
+        plane,
+        depth,
+    );
+}
