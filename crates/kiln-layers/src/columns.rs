@@ -62,6 +62,26 @@ pub(crate) fn above<N: Size>(
     sum
 }
 
+/// The sum of the units' values, the same in all units. `sums` has a place for each.
+#[cube]
+pub(crate) fn total(value: f32, sums: &mut Shared<[f32]>, #[comptime] units: usize) -> f32 {
+    let unit = UNIT_POS as usize;
+    let levels = comptime!(units.ilog2());
+    sums[unit] = value;
+    sync_cube();
+    #[unroll]
+    for level in 0..levels {
+        let half = units >> (level as usize + 1);
+        if unit < half {
+            sums[unit] += sums[unit + half];
+        }
+        sync_cube();
+    }
+    let sum = sums[0];
+    sync_cube();
+    sum
+}
+
 /// The sums of each group: `[groups, columns]`.
 #[cube(launch, address_type = "dynamic")]
 fn sum_groups<X: Float, N: Size>(

@@ -264,7 +264,8 @@ fn slices(shape: &Shape, ranges: &[Range<usize>]) -> Vec<Slice> {
     all.enumerate().map(|(dim, all)| Slice::from(ranges.get(dim).cloned().unwrap_or(all))).collect()
 }
 
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+/// The tensor in a float dtype.
+pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     match tensor.dtype() == dtype {
         true => tensor,
         false => B::float_cast(tensor, FloatDType::from(dtype)),

@@ -1,11 +1,14 @@
 //! The cross-entropy of a linear output layer. The logits of the whole batch are never in memory.
 
 mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
 #[cfg(feature = "flex")]
 mod row;
+mod row_losses;
 #[cfg(feature = "flex")]
 mod scale;
 mod settings;

@@ -140,10 +140,16 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     4 * (chunk * (width + classes)) + 32 * rows + call.wide(2, 1) + block + logits.max(of_weight)
 }
 
-/// The logits of a chunk and four tensors of its rows, a copy of 16-bit weights in f32, and the part of their gradient that a chunk adds.
+/// The logits of a chunk and their gradient, four tensors of its rows, a copy of f16 weights in f32, and the part of their gradient that a
+/// chunk adds.
 fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let chunk = (LOGITS as u64 / (4 * classes).max(1)).clamp(1, rows);
-    let weights = u64::from(call.reads_half(1)) + u64::from(chunk < rows && call.out_elements(2) > 0);
-    4 * chunk * (classes + 4 * width) + call.wide(1, weights)
+    let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
+    let of_gradient = match (1..4).any(|output| call.out_elements(output) > 0) {
+        true => kept_dtype(dtype).size() as u64,
+        false => 0,
+    };
+    let weights = u64::from(dtype == DType::F16) + u64::from(chunk < rows && call.out_elements(2) > 0);
+    chunk * ((4 + of_gradient) * classes + 16 * width) + call.wide(1, weights)
 }

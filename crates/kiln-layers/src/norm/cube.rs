@@ -9,12 +9,13 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
+use kiln_operations::cube::empty;
 
 use super::settings::{GROUPS_ON_GPU, NormSettings, WIDEST_ON_GPU};
+use crate::columns::total;
 
 /// Values of a row that a unit handles at most: they are counted in registers.
 const COLUMNS: usize = 16;
@@ -29,26 +30,6 @@ fn units(width: usize) -> usize {
 pub(super) fn takes(device: &burn_cubecl::CubeDevice, width: usize) -> bool {
     (1..=WIDEST_ON_GPU).contains(&width)
         && device.client().properties().hardware.max_units_per_cube as usize >= units(width)
-}
-
-/// The sum of the units' values, the same in all units. `sums` has a place for each.
-#[cube]
-fn total(value: f32, sums: &mut Shared<[f32]>, #[comptime] units: usize) -> f32 {
-    let unit = UNIT_POS as usize;
-    let levels = comptime!(units.ilog2());
-    sums[unit] = value;
-    sync_cube();
-    #[unroll]
-    for level in 0..levels {
-        let half = units >> (level as usize + 1);
-        if unit < half {
-            sums[unit] += sums[unit + half];
-        }
-        sync_cube();
-    }
-    let sum = sums[0];
-    sync_cube();
-    sum
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -196,10 +177,6 @@ fn add_parts<P: Float>(
         of_weight.write(place, P::cast_from(weight));
         of_bias.write(place, P::cast_from(bias));
     }
-}
-
-fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 /// The number of rows and their width, which is not 0.

@@ -138,6 +138,37 @@ fn batch_norms() {
 }
 
 #[test]
+fn debug_burn() {
+    with_card(&[], |_| {
+        for (rows, width) in [(1, 1), (1, 2), (2, 2), (7, 19)] {
+            let run = |device: Device, kind: usize| {
+                let device = device.autodiff();
+                let x = numbers([rows, width], 1, DType::F32, &device);
+                let w = numbers([width, width], 3, DType::F32, &device).require_grad();
+                let b = numbers([width], 4, DType::F32, &device).require_grad();
+                let weights = numbers([rows, width], 2, DType::F32, &device);
+                let mut layer = LinearConfig::new(width, width).init(&device);
+                layer.weight = Param::from_tensor(w.clone());
+                layer.bias = (kind != 2).then(|| Param::from_tensor(b.clone()));
+                let y = match kind {
+                    0 => x.matmul(w.clone()),
+                    1 => x.matmul(w.clone()) + b.clone().unsqueeze(),
+                    _ => linear(&layer, x).unwrap(),
+                };
+                let loss = (y.clone() * weights).sum();
+                let g = loss.backward();
+                let w = if kind < 2 { w } else { layer.weight.val() };
+                (values(y), values(loss), values(w.grad(&g).unwrap()))
+            };
+            for kind in 0..4 {
+                let (a, b) = (run(Device::cuda(0), kind), run(Device::flex(), kind));
+                eprintln!("DEBUG {rows} {width} {kind} {:?} {:?} {:?} | {:?} {:?} {:?}", &a.0[..1], a.1, &a.2[..1], &b.0[..1], b.1, &b.2[..1]);
+            }
+        }
+    });
+}
+
+#[test]
 fn gradients_of_parameters() {
     with_card(&[], |_| {
         for dtype in DTYPES {
