@@ -22,7 +22,7 @@ impl<B: Backend> Wide<B> {
     }
 
     pub(crate) fn zeros(shape: Shape, device: &Device<B>) -> Self {
-        Self(B::float_zeros(shape, device, FloatDType::F32))
+        Self(full::<B>(shape, 0.0, device, DType::F32))
     }
 
     /// The tensor in `dtype`.
@@ -188,7 +188,12 @@ pub(crate) fn bools<B: Backend>(device: &Device<B>) -> BoolDType {
 
 /// A tensor filled with one number, in `dtype`.
 pub(crate) fn full<B: Backend>(shape: Shape, value: f32, device: &Device<B>, dtype: DType) -> FloatTensor<B> {
-    B::float_full(shape, value.into(), device, FloatDType::from(dtype))
+    let dtype = FloatDType::from(dtype);
+    match shape.num_elements() {
+        // burn-fusion takes a dimension of 0 for one that broadcasts: fused with tensors of one row, their kernel would write nothing.
+        0 => B::float_empty(shape, device, dtype),
+        _ => B::float_full(shape, value.into(), device, dtype),
+    }
 }
 
 /// Concatenates the tensors along `dim`, in f32.

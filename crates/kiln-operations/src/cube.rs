@@ -48,7 +48,12 @@ pub fn over(input: &CubeTensor, position: usize) -> (CubeTensor, LinearViewLaunc
         let view = input.as_linear_view_alias(position);
         return (input.clone(), view);
     }
-    let output = empty(input, input.meta.shape().clone(), input.dtype);
+    fresh(input)
+}
+
+/// An output with shape and dtype of `like` in memory of its own, and the argument for it.
+pub fn fresh(like: &CubeTensor) -> (CubeTensor, LinearViewLaunch) {
+    let output = empty(like, like.meta.shape().clone(), like.dtype);
     (output.clone(), output.into_linear_view())
 }
 

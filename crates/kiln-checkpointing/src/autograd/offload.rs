@@ -48,7 +48,7 @@ struct Take {
 
 impl TensorMap for Take {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let empty = Tensor::zeros([0; D], (&tensor.device(), tensor.dtype()));
+        let empty = Tensor::empty([0; D], (&tensor.device(), tensor.dtype()));
         match tensor.without_autodiff().try_into_data().map_err(|e| e.to_string()).and_then(owned) {
             Ok(data) => self.data.push_back(data),
             Err(failure) => self.failure = Some(failure),

@@ -1,7 +1,7 @@
 //! Convolution by a backend's own convolutions. It saves nothing besides the input.
 //!
-//! Peak memory in addition to inputs and outputs: the memory that the backend's own convolutions need. The gradient of the input also
-//! makes a tensor of the input's shape, only to pass on that shape.
+//! Peak memory in addition to inputs and outputs: the memory that the backend's own convolutions need. The gradients of input and weight
+//! also make a tensor of their shape, only to pass on that shape.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -11,7 +11,8 @@ use burn::tensor::ops::ConvOptions;
 use super::Geometry;
 use crate::composed::{Wide, full};
 
-fn options(geometry: Geometry) -> ConvOptions<2> {
+/// The geometry in burn's words.
+pub(super) fn options(geometry: Geometry) -> ConvOptions<2> {
     let Geometry { stride, before, after, dilation, groups } = geometry;
     let padding = [0, 1].map(|side| (before[side], after[side]));
     ConvOptions { stride, padding, dilation, groups }
@@ -23,7 +24,8 @@ pub(super) fn forward<B: Backend>(
     bias: FloatTensor<B>,
     geometry: Geometry,
 ) -> FloatTensor<B> {
-    B::conv2d(x, weight, Some(bias), options(geometry))
+    let bias = (bias.shape().num_elements() > 0).then_some(bias);
+    B::conv2d(x, weight, bias, options(geometry))
 }
 
 /// The gradient of an input of `shape`.

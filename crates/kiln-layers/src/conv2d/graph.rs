@@ -5,6 +5,10 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{BIAS_BACKWARD, FORWARD, Geometry, INPUT_BACKWARD, WEIGHT_BACKWARD};
@@ -12,7 +16,7 @@ use super::settings::{BIAS_BACKWARD, FORWARD, Geometry, INPUT_BACKWARD, WEIGHT_B
 /// The computations of a convolution.
 #[derive(Clone, Debug)]
 enum Convolve {
-    /// From x, weight and bias.
+    /// From x, weight and bias, which may have no values.
     Forward(Geometry),
     /// The gradient of an input of a shape, from weight and gradient.
     InputGradient(Geometry, Shape),
@@ -77,6 +81,12 @@ impl Kernel for Convolve {
         }]
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        let is_empty = inputs.iter().take(2).any(|(shape, _)| shape.num_elements() == 0);
+        (!is_empty && crate::columns::takes(device)).then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         use super::flex::{bias_gradient, forward, input_gradient, weight_gradient};
@@ -85,6 +95,31 @@ impl Kernel for Convolve {
             Self::InputGradient(geometry, shape) => input_gradient(&inputs[0], &inputs[1], shape, geometry),
             Self::WeightGradient(geometry, shape) => weight_gradient(&inputs[0], &inputs[1], shape, geometry),
             Self::BiasGradient => bias_gradient(&inputs[0]),
+        }]
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Convolve {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        use super::cube::{bias_gradient, forward, input_gradient, weight_gradient};
+        vec![match self.clone() {
+            Self::Forward(geometry) => {
+                let [x, weight, bias] = all(inputs);
+                forward(x, weight, bias, geometry)
+            }
+            Self::InputGradient(geometry, shape) => {
+                let [weight, gradient] = all(inputs);
+                input_gradient(weight, gradient, shape, geometry)
+            }
+            Self::WeightGradient(geometry, shape) => {
+                let [x, gradient] = all(inputs);
+                weight_gradient(x, gradient, shape, geometry)
+            }
+            Self::BiasGradient => {
+                let [gradient] = all(inputs);
+                bias_gradient(gradient)
+            }
         }]
     }
 }

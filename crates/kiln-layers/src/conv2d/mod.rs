@@ -3,6 +3,8 @@
 mod composed;
 #[cfg(feature = "flex")]
 mod correlation;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
@@ -46,7 +48,7 @@ pub fn conv2d(conv: &Conv2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
     Ok(Tensor::from_dispatch(run(geometry, vec![x.into_dispatch(), weight, bias]).remove(0)))
 }
 
-/// Checks `conv` against `x`, and returns its weight, bias and geometry. Without a bias, the bias is zero.
+/// Checks `conv` against `x`, and returns its weight, bias and geometry. Without a bias, the bias has no values.
 pub(crate) fn convolution(conv: &Conv2d, x: &Tensor<4>) -> Result<Convolution, Error> {
     let weight = conv.weight.val();
     let [_, channels, height, width] = x.dims();
@@ -93,11 +95,14 @@ pub(crate) fn convolution(conv: &Conv2d, x: &Tensor<4>) -> Result<Convolution, E
         }
     }
     let bias = match &conv.bias {
-        Some(bias) => bias.val(),
-        None => Tensor::zeros([outputs], (&weight.device(), weight.dtype())),
+        Some(bias) => {
+            let (bias, outputs) = (bias.val(), ("the number of output channels of the weight", outputs));
+            same_size(outputs, ("the length of the bias", bias.dims()[0]))?;
+            same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
+            bias
+        }
+        None => Tensor::empty([0], (&weight.device(), weight.dtype())),
     };
-    same_size(("the number of output channels of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
-    same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
     Ok(Convolution { weight: weight.into_dispatch(), bias: bias.into_dispatch(), geometry })
 }
 

@@ -57,7 +57,7 @@ fn run<const D: usize>(
     let device = x.device();
     let [weight, bias] = [weight, bias].map(|parameter| match parameter {
         Some(parameter) => parameter.val(),
-        None => Tensor::zeros([0], (&device, DType::F32)),
+        None => Tensor::empty([0], (&device, DType::F32)),
     });
     for (name, parameter) in [("the length of the weight", &weight), ("the length of the bias", &bias)] {
         supported("the weight", parameter.dtype())?;

@@ -105,7 +105,7 @@ pub(crate) fn prepared<const D: usize>(
     main_input("the input", &x)?;
     let device = x.device();
     // A missing parameter has no elements.
-    let none = |dtype: DType| Tensor::zeros([0], (&device, dtype));
+    let none = |dtype: DType| Tensor::empty([0], (&device, dtype));
     let width = x.dims()[D - 1];
     let (prologue, norm_weight, norm_bias) = match input {
         Input::Plain => (Prologue::None, none(DType::F32), none(DType::F32)),

@@ -166,7 +166,7 @@ impl LinearCrossEntropy {
         // A missing tensor has no elements.
         let given = |tensor: Option<Tensor<1>>, dtype| match tensor {
             Some(tensor) => tensor.cast(dtype).into_dispatch(),
-            None => Tensor::<1>::zeros([0], (&device, dtype)).into_dispatch(),
+            None => Tensor::<1>::empty([0], (&device, dtype)).into_dispatch(),
         };
         let inputs = vec![
             hidden.into_dispatch(),

@@ -54,7 +54,7 @@ impl Norm<'_> {
         };
         supported("the weight", weight.dtype())?;
         same_size(("the last dimension of the input", width), ("the length of the weight", weight.dims()[0]))?;
-        let bias = bias.unwrap_or_else(|| Tensor::zeros([0], (&weight.device(), weight.dtype())));
+        let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&weight.device(), weight.dtype())));
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
         let centred = matches!(self, Self::Layer(_));
         Ok((weight, bias, NormSettings { epsilon: epsilon as f32, centred }))

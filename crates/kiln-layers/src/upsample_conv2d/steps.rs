@@ -30,22 +30,22 @@ pub(super) fn forward<B: KernelBackend>(
     weight: FloatTensor<B>,
     bias: FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let outputs = weight.shape()[0];
     let [own, other] = parts::<B>(&weight, x.shape()[1]);
     let (device, dtype) = (bias.device(), bias.dtype());
     let y = match is_doubled(&x.shape(), &weight.shape()) {
         true => conv2d_forward::<B>(doubled::<B>(x), own, bias, SAME),
         false => {
             // Each output's bias is repeated four times.
-            let bias = B::float_reshape(bias, Shape::new([outputs, 1]));
-            let bias = B::float_reshape(B::float_expand(bias, Shape::new([outputs, 4])), Shape::new([4 * outputs]));
+            let values = bias.shape()[0];
+            let bias = B::float_reshape(bias, Shape::new([values, 1]));
+            let bias = B::float_reshape(B::float_expand(bias, Shape::new([values, 4])), Shape::new([4 * values]));
             to_squares::<B>(conv2d_forward::<B>(x, phases::<B>(&own), bias, SAME))
         }
     };
     match skip {
         Some(skip) => {
-            let zeros = full::<B>(Shape::new([outputs]), 0.0, &device, dtype);
-            B::float_add(y, conv2d_forward::<B>(skip, other, zeros, SAME))
+            let none = full::<B>(Shape::new([0]), 0.0, &device, dtype);
+            B::float_add(y, conv2d_forward::<B>(skip, other, none, SAME))
         }
         None => y,
     }

@@ -42,7 +42,7 @@ pub(super) fn summed(values: impl IntoIterator<Item = Tensor<1>>, device: &Devic
 
 /// A tensor without elements.
 pub(super) fn nothing(device: &Device) -> Tensor<1> {
-    Tensor::zeros([0], (device, DType::F32))
+    Tensor::empty([0], (device, DType::F32))
 }
 
 /// The number of elements.

@@ -7,7 +7,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, over};
+use kiln_operations::cube::{empty, fresh, over};
 
 use super::activation::{Kind, through};
 use super::rows::{of_rows, rows};
@@ -187,8 +187,12 @@ pub(in crate::batch_norm) fn backward(
     let address = gradient.required_address_type().max(parts.required_address_type());
     let dtypes = [gradient.dtype, weight.dtype].map(dtype_to_storage_type);
     let (kind, slope) = settings.activation.kind();
-    // The gradient of the residual, or else of the input, takes the memory of the output's gradient.
+    // The gradient of the residual, or else of the input, takes the memory of the output's gradient, and the other one that of the input.
     let (over_gradient, view) = over(&gradient, 0);
+    let over_x = added.then(|| match &x {
+        Some(x) => over(x, 1),
+        None => fresh(&gradient),
+    });
     // A tensor that is missing is another one: what is read from it has no meaning.
     let [x, y] = [x, y].map(|tensor| tensor.unwrap_or_else(|| gradient.clone()));
     sum_gradients::launch(
@@ -215,12 +219,10 @@ pub(in crate::batch_norm) fn backward(
         dtypes,
     );
     let [of_weight, of_bias] = [(); 2].map(|()| empty(&weight, weight.meta.shape().clone(), weight.dtype));
-    let (of_x, of_residual, x_view, residual_view) = if added {
-        let of_x = empty(&gradient, gradient.meta.shape().clone(), gradient.dtype);
-        (of_x.clone(), Some(over_gradient), of_x.into_linear_view(), view)
-    } else {
-        // It is not written.
-        (over_gradient, None, view, of_bias.clone().into_linear_view())
+    let (of_x, of_residual, x_view, residual_view) = match over_x {
+        Some((of_x, x_view)) => (of_x, Some(over_gradient), x_view, view),
+        // The residual's gradient is not written.
+        None => (over_gradient, None, view, of_bias.clone().into_linear_view()),
     };
     input_gradient::launch(
         &client,

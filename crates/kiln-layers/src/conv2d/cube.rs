@@ -1,0 +1,38 @@
+//! Convolution by burn's kernels in CubeCL. Unlike burn's operations, the kernels take the shape of a gradient, and no tensor of that shape.
+
+use std::fmt::Debug;
+
+use burn::tensor::Shape;
+use burn_cubecl::kernel::conv::{ConvStrategy, conv_data_backward, conv_forward, conv_weight_backward};
+use burn_cubecl::ops::permute_nchw_to_nhwc;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::composed::options;
+use super::settings::Geometry;
+use crate::columns::sums;
+
+/// burn's own operations panic here too. Both of their strategies take every convolution that burn accepts.
+fn convolved<E: Debug>(result: Result<CubeTensor, E>) -> CubeTensor {
+    result.unwrap_or_else(|error| panic!("burn's convolution: {error:?}"))
+}
+
+pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, geometry: Geometry) -> CubeTensor {
+    let bias = (bias.meta.num_elements() > 0).then_some(bias);
+    convolved(conv_forward::<2>(x, weight, bias, options(geometry), ConvStrategy::default()))
+}
+
+/// The gradient of an input of `shape`.
+pub(super) fn input_gradient(weight: CubeTensor, gradient: CubeTensor, shape: Shape, geometry: Geometry) -> CubeTensor {
+    convolved(conv_data_backward::<2>(gradient, weight, shape, options(geometry), ConvStrategy::default()))
+}
+
+/// The gradient of a weight of `shape`.
+pub(super) fn weight_gradient(x: CubeTensor, gradient: CubeTensor, shape: Shape, geometry: Geometry) -> CubeTensor {
+    convolved(conv_weight_backward::<2>(x, gradient, shape, options(geometry), ConvStrategy::default()))
+}
+
+/// The sum over each channel.
+pub(super) fn bias_gradient(gradient: CubeTensor) -> CubeTensor {
+    let dtype = gradient.dtype;
+    sums(permute_nchw_to_nhwc(gradient), dtype)
+}
