@@ -49,6 +49,8 @@ mod attention;
 mod batch_norm;
 mod bias;
 mod channel_scale;
+#[cfg(feature = "cube")]
+mod channels_last;
 mod check;
 #[cfg(feature = "cube")]
 mod columns;

@@ -9,6 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::composed::options;
 use super::settings::Geometry;
+use crate::channels_last::{of_rows, rows};
 use crate::columns::sums;
 
 /// burn's own operations panic here too. Both of their strategies take every convolution that burn accepts.
@@ -28,7 +29,9 @@ pub(super) fn input_gradient(weight: CubeTensor, gradient: CubeTensor, shape: Sh
 
 /// The gradient of a weight of `shape`.
 pub(super) fn weight_gradient(x: CubeTensor, gradient: CubeTensor, shape: Shape, geometry: Geometry) -> CubeTensor {
-    convolved(conv_weight_backward::<2>(x, gradient, shape, options(geometry), ConvStrategy::default()))
+    let weight = convolved(conv_weight_backward::<2>(x, gradient, shape, options(geometry), ConvStrategy::default()));
+    // With a stride, burn may return a part of a larger tensor, which would stay as long as the gradient.
+    if weight.is_contiguous_buffer() { weight } else { of_rows(rows(weight)) }
 }
 
 /// The sum over each channel.

@@ -10,8 +10,8 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::{empty, fresh, over};
 
 use super::activation::{Kind, through};
-use super::rows::{of_rows, rows};
 use crate::batch_norm::settings::BatchNormSaved;
+use crate::channels_last::{of_rows, rows};
 use crate::columns::{above, matrix};
 use crate::grid::Grid;
 

@@ -12,8 +12,8 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::{empty, over};
 
 use super::activation::{Kind, activated};
-use super::rows::{of_rows, rows};
 use crate::batch_norm::settings::{BatchNormOutput, NormActivation, NormSettings};
+use crate::channels_last::{of_rows, rows};
 use crate::columns::{above, matrix};
 use crate::grid::Grid;
 

@@ -3,7 +3,6 @@
 mod activation;
 mod backward;
 mod forward;
-mod rows;
 
 pub(super) use backward::backward;
 pub(super) use forward::{again, forward};

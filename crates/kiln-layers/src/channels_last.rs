@@ -5,11 +5,11 @@ use burn_cubecl::ops::{permute_nchw_to_nhwc, permute_nhwc_to_nchw};
 use burn_cubecl::tensor::CubeTensor;
 
 /// A tensor `[samples, channels, ..]` with its channels last. It is copied only if it is not stored so.
-pub(super) fn rows(tensor: CubeTensor) -> CubeTensor {
+pub(crate) fn rows(tensor: CubeTensor) -> CubeTensor {
     into_contiguous(permute_nchw_to_nhwc(tensor))
 }
 
 /// A tensor of such rows with its channels as the second dimension.
-pub(super) fn of_rows(tensor: CubeTensor) -> CubeTensor {
+pub(crate) fn of_rows(tensor: CubeTensor) -> CubeTensor {
     permute_nhwc_to_nchw(tensor)
 }
