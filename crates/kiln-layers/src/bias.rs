@@ -50,7 +50,7 @@ impl Kernel for Bias {
 
     #[cfg(feature = "cube")]
     fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
-        (inputs[0].0.num_elements() > 0 && crate::columns::takes(device)).then_some(Self::launch)
+        (inputs[0].0.num_elements() > 0 && crate::columns::takes(device, 3)).then_some(Self::launch)
     }
 }
 

@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, over};
+use kiln_operations::cube::{empty, has, over};
 
 use crate::grid::{Grid, UNITS};
 
@@ -31,9 +31,9 @@ impl Grid {
     }
 }
 
-/// Whether the kernels run on a device. Those of CubeCL's CPU runtime have few units.
-pub(crate) fn takes(device: &CubeDevice) -> bool {
-    device.client().properties().hardware.max_units_per_cube as usize >= UNITS
+/// Whether kernels of so many tensors run on a device. CubeCL's CPU runtime has few units.
+pub(crate) fn takes(device: &CubeDevice, tensors: usize) -> bool {
+    has(device, UNITS, tensors)
 }
 
 /// The sum over the units of a cube that are above each other, the same in all of them. `sums` has a place for each unit.
@@ -58,26 +58,6 @@ pub(crate) fn above<N: Size>(
         sync_cube();
     }
     let sum = sums[UNIT_POS_X as usize];
-    sync_cube();
-    sum
-}
-
-/// The sum of the units' values, the same in all units. `sums` has a place for each.
-#[cube]
-pub(crate) fn total(value: f32, sums: &mut Shared<[f32]>, #[comptime] units: usize) -> f32 {
-    let unit = UNIT_POS as usize;
-    let levels = comptime!(units.ilog2());
-    sums[unit] = value;
-    sync_cube();
-    #[unroll]
-    for level in 0..levels {
-        let half = units >> (level as usize + 1);
-        if unit < half {
-            sums[unit] += sums[unit + half];
-        }
-        sync_cube();
-    }
-    let sum = sums[0];
     sync_cube();
     sum
 }

@@ -9,6 +9,10 @@ const LANES: usize = 32;
 
 /// The cubes of a launch: each takes some columns of a group of rows.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(feature = "cube"),
+    allow(dead_code, reason = "without kernels in CubeCL only their memory is asked for")
+)]
 pub(crate) struct Grid {
     pub(crate) rows: usize,
     /// Values that a unit reads at once.
@@ -38,6 +42,7 @@ impl Grid {
         Self { rows, vector, width, lanes, height, blocks, groups: rows.div_ceil(share), share }
     }
 
+    #[cfg_attr(not(feature = "cube"), allow(dead_code, reason = "see the fields"))]
     pub(crate) fn columns(&self) -> usize {
         self.width * self.vector
     }

@@ -65,7 +65,6 @@ mod linear_cross_entropy;
 mod max_pool;
 mod norm;
 mod norm_conv2d;
-mod product;
 mod projected_attention;
 mod rotary;
 mod segmentation_loss;

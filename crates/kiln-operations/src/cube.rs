@@ -1,38 +1,24 @@
-//! Kernels in CubeCL. Each is one operation among those that burn fuses, with known shapes, and runs when burn reaches it.
+//! What kernels in CubeCL share: tensors for their results, views of their arguments, and sums over the units of a cube.
 
-use burn::backend::Cube;
-use burn::backend::fusion::custom::{CustomOpIr, HandleContainer, OperationFn, OperationIr, StreamId, TensorIr};
-use burn::backend::fusion::{FusionBackend, FusionRuntime};
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape};
-use burn_cubecl::CubeBackend;
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device, Shape};
+use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl::std::tensor::layout::linear::LinearViewLaunch;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::operation::Kernel;
+/// Whether burn's tensors on a device are CubeCL's.
+pub fn is_cube(device: &Device) -> bool {
+    matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(_))
+}
 
-type Handle = <<CubeBackend as FusionBackend>::FusionRuntime as FusionRuntime>::FusionHandle;
-
-/// Runs a kernel, as CubeCL's if it has one for these inputs on their device, otherwise composed of burn's operations.
-pub(crate) fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Cube>>) -> Vec<FloatTensor<Cube>> {
-    let described: Vec<(Shape, DType)> = inputs.iter().map(|input| (input.shape.clone(), input.dtype)).collect();
-    let client = inputs[0].client.clone();
-    let Some(compute) = kernel.cube(client.device(), &described) else { return kernel.composed::<Cube>(inputs) };
-    let output = |(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype);
-    let outputs: Vec<TensorIr> = kernel.outputs(&described).into_iter().map(output).collect();
-    let inputs: Vec<TensorIr> = inputs.into_iter().map(|input| input.into_ir()).collect();
-    let description = CustomOpIr::new(kernel.cost().id, &inputs, &outputs);
-    let kernel = kernel.clone();
-    let operation = OperationFn(move |handles: &mut HandleContainer<Handle>| {
-        let tensors = inputs.iter().map(|input| handles.get_float_tensor::<CubeBackend>(input)).collect();
-        for (output, tensor) in outputs.iter().zip(compute(&kernel, tensors)) {
-            handles.register_float_tensor::<CubeBackend>(&output.id, tensor);
-        }
-        Ok(())
-    });
-    client.register(StreamId::current(), OperationIr::Custom(description), operation)
+/// Whether a device has cubes of `units` units, and kernels with `tensors` tensors. WebGPU's have eight.
+pub fn has(device: &CubeDevice, units: usize, tensors: usize) -> bool {
+    let client = device.client();
+    let hardware = &client.properties().hardware;
+    // Numbers are in one more.
+    hardware.max_units_per_cube as usize >= units && hardware.max_bindings as usize > tensors
 }
 
 /// A tensor without values on the device of `like`.
@@ -68,4 +54,32 @@ pub fn flat<const N: usize>(tensors: [CubeTensor; N]) -> (impl FnOnce(CubeTensor
         CubeTensor::new_contiguous(tensor.client, tensor.device, Shape::new([values]), tensor.handle, tensor.dtype)
     };
     (move |line| CubeTensor { meta, ..line }, tensors.map(line))
+}
+
+pub use sums::total;
+
+#[allow(missing_docs, reason = "the macro writes a module for each function")]
+mod sums {
+    use burn_cubecl::cubecl;
+    use cubecl::prelude::*;
+
+    /// The sum of the units' values, the same in all units. `sums` has a place for each.
+    #[cube]
+    pub fn total(value: f32, sums: &mut Shared<[f32]>, #[comptime] units: usize) -> f32 {
+        let unit = UNIT_POS as usize;
+        let levels = comptime!(units.ilog2());
+        sums[unit] = value;
+        sync_cube();
+        #[unroll]
+        for level in 0..levels {
+            let half = units >> (level as usize + 1);
+            if unit < half {
+                sums[unit] += sums[unit + half];
+            }
+            sync_cube();
+        }
+        let sum = sums[0];
+        sync_cube();
+        sum
+    }
 }

@@ -28,6 +28,8 @@ pub mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
 mod dispatch;
+#[cfg(feature = "cube")]
+mod fused;
 mod graph;
 mod operation;
 mod product;

@@ -74,6 +74,7 @@ pub trait KernelBackend: Backend {
     }
 }
 
+/// The methods of a backend that holds tensors of all kinds in one form.
 macro_rules! one_form {
     () => {
         fn int(tensor: FloatTensor<Self>) -> IntTensor<Self> {
@@ -93,6 +94,7 @@ macro_rules! one_form {
         }
     };
 }
+pub(crate) use one_form;
 
 #[cfg(feature = "flex")]
 impl KernelBackend for burn::backend::Flex {
@@ -102,15 +104,6 @@ impl KernelBackend for burn::backend::Flex {
 
     fn values(tensor: &FloatTensor<Self>) -> Option<Vec<f32>> {
         Some(crate::cpu::stored::to_f32(tensor))
-    }
-
-    one_form!();
-}
-
-#[cfg(feature = "cube")]
-impl KernelBackend for burn::backend::Cube {
-    fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>> {
-        crate::cube::run(kernel, inputs)
     }
 
     one_form!();

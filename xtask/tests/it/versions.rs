@@ -14,7 +14,7 @@ const PINNED_CUBECL: &str = "=0.11.3";
 
 /// Requirements of burn's and CubeCL's crates beyond burn itself, for each published crate that has any; docs/maintaining.md has
 /// the reasons.
-const REQUIRED: [(&str, &[(&str, &str)]); 8] = [
+const REQUIRED: [(&str, &[(&str, &str)]); 10] = [
     ("kiln-checkpointing", &[("burn-autodiff", PINNED)]),
     ("kiln-cli", &[("cubecl", PINNED_CUBECL)]),
     ("kiln-compression", &[("burn-pack", COMPATIBLE)]),
@@ -22,9 +22,11 @@ const REQUIRED: [(&str, &[(&str, &str)]); 8] = [
         "kiln-memory",
         &[("burn-autodiff", PINNED), ("burn-cubecl", PINNED), ("burn-flex", PINNED), ("cubecl-runtime", PINNED_CUBECL)],
     ),
-    ("kiln-operations", &[("burn-router", PINNED)]),
+    ("kiln-layers", &[("burn-cubecl", PINNED)]),
+    ("kiln-operations", &[("burn-cubecl", PINNED), ("burn-router", PINNED)]),
     ("kiln-optimizers", &[("burn-cubecl", PINNED), ("burn-pack", COMPATIBLE)]),
     ("kiln-parallel", &[("burn-autodiff", PINNED)]),
+    ("kiln-precision", &[("burn-cubecl", PINNED)]),
     ("kiln-training", &[("burn-pack", COMPATIBLE)]),
 ];
 

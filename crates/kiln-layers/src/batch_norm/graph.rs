@@ -105,7 +105,7 @@ impl Kernel for BatchNormKernel {
     #[cfg(feature = "cube")]
     fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
         let one_dtype = !matches!(self, Self::Forward(_)) || inputs[3].1 == inputs[4].1;
-        (inputs[0].0.num_elements() > 0 && one_dtype && crate::columns::takes(device)).then_some(Self::launch)
+        (inputs[0].0.num_elements() > 0 && one_dtype && crate::columns::takes(device, 11)).then_some(Self::launch)
     }
 
     #[cfg(feature = "flex")]

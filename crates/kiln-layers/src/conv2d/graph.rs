@@ -84,7 +84,7 @@ impl Kernel for Convolve {
     #[cfg(feature = "cube")]
     fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
         let is_empty = inputs.iter().take(2).any(|(shape, _)| shape.num_elements() == 0);
-        (!is_empty && crate::columns::takes(device)).then_some(Self::launch)
+        (!is_empty && crate::columns::takes(device, 3)).then_some(Self::launch)
     }
 
     #[cfg(feature = "flex")]

@@ -1,36 +1,30 @@
 //! The loss of a linear output layer in a backend's own operations. Only the logits of a chunk of rows are in memory at a time.
 //!
-//! Peak memory in addition to inputs and outputs: the logits of a chunk in f32, `chunk classes`, at most [`LOGITS`] bytes (more only if
-//! one row has more), and their gradient in the dtype of the products, which is the input's, and f32 for f16; rows and their gradients,
-//! `2 chunk width`; for f16 weights their copy in f32, `width classes`; with the weight's gradient and more than one chunk a product,
-//! `width classes` in f32, in addition to the sum that is the output; some values for each row. Without kernels of this crate for rows of
-//! logits, there is one more tensor of `chunk classes` values.
+//! Peak memory in addition to inputs and outputs, in f32: two tensors of `chunk classes` values, at most 2 [`LOGITS`] bytes (more only if
+//! one row has more); rows and their gradients, `2 chunk width`; for 16-bit weights their copy, `width classes`; with the weight's
+//! gradient and more than one chunk a product, `width classes`, in addition to the sum that is the output; some values for each row.
 //!
 //! Multiply-adds: `rows width classes` for the loss, and as many for each of the gradients of hidden rows and weight. Rows that do not
 //! count are computed as well.
 
 use std::ops::Range;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{DType, Shape, Slice};
-use kiln_operations::KernelBackend;
 
-use super::row_losses::{RowInputs, RowLosses};
 use super::settings::{Inputs, LOGITS, LossGradients, kept_dtype};
 use super::{LossOptions, Reduction};
-use crate::bias::bias_gradient;
-use crate::composed::{Wide, bools, cast, full, put, slice};
-use crate::product::product;
+use crate::composed::{Wide, bools, full, put, slice};
 
 /// The loss in f32: `[1]`, or `[rows]` without a reduction.
-pub(super) fn loss<B: KernelBackend>(inputs: Inputs<B>, options: LossOptions) -> FloatTensor<B> {
+pub(super) fn loss<B: Backend>(inputs: Inputs<B>, options: LossOptions) -> FloatTensor<B> {
     loss_and_gradients::<B>(inputs, options, [false; 3]).0
 }
 
 /// The loss, and its wanted gradients: of the hidden rows in the dtype that is kept, of weight and bias in f32.
 #[allow(clippy::single_range_in_vec_init, reason = "a range of the first dimension")]
-pub(super) fn loss_and_gradients<B: KernelBackend>(
+pub(super) fn loss_and_gradients<B: Backend>(
     inputs: Inputs<B>,
     options: LossOptions,
     wanted: [bool; 3],
@@ -43,30 +37,25 @@ pub(super) fn loss_and_gradients<B: KernelBackend>(
     let mut total = Wide::zeros(Shape::new([1]), &device);
     if rows * classes > 0 {
         let layer = Layer::<B>::new(&inputs, options);
-        let all = Rows::<B>::new(&inputs, options.ignore_index);
+        let all = Rows::<B>::new(&inputs, &layer, options.ignore_index);
         total = all.total();
-        let divisor = match options.reduction {
-            Reduction::Mean => total.clone().narrow(DType::F32),
-            _ => full::<B>(Shape::new([1]), 1.0, &device, DType::F32),
-        };
         let size = (LOGITS / (4 * classes)).clamp(1, rows);
         for first in (0..rows).step_by(size) {
             let chunk = [first..(first + size).min(rows)];
-            let hidden = cast::<B>(slice::<B>(hidden, &chunk), kept);
-            let wanted_any = wanted.contains(&true);
-            let (of_rows, gradient) = layer.losses(hidden.clone(), all.chunk(&chunk[0]), divisor.clone(), wanted_any);
-            losses = put::<B>(losses, &chunk, B::float_reshape(of_rows, Shape::new([chunk[0].len()])));
+            let hidden = Wide::<B>::of(&slice::<B>(hidden, &chunk));
+            let share = (options.reduction == Reduction::Mean).then(|| total.clone());
+            let (of_rows, gradient) = layer.losses(hidden.clone(), all.chunk(&chunk[0]), share, wanted.contains(&true));
+            losses = put::<B>(losses, &chunk, of_rows.reshape([chunk[0].len()]).narrow(DType::F32));
             let Some(gradient) = gradient else { continue };
             of_hidden = of_hidden.map(|sum| {
-                let weight = B::float_transpose(layer.weight.clone());
-                put::<B>(sum, &chunk, product::<B>(gradient.clone(), weight, kept))
+                let rows = gradient.clone().matmul(layer.weight.clone().transpose());
+                put::<B>(sum, &chunk, rows.narrow(kept))
             });
             if wanted[2] {
-                of_bias = add(of_bias, Wide::of(&bias_gradient::<B>(gradient.clone(), DType::F32)));
+                of_bias = add(of_bias, gradient.clone().sum(&[0]).reshape([classes]));
             }
             if wanted[1] {
-                let of_chunk = product::<B>(B::float_transpose(hidden), gradient, DType::F32);
-                of_weight = add(of_weight, Wide::of(&of_chunk));
+                of_weight = add(of_weight, hidden.transpose().matmul(gradient));
             }
         }
     }
@@ -105,14 +94,16 @@ fn sum<B: Backend>(values: &FloatTensor<B>) -> Wide<B> {
 struct Rows<B: Backend> {
     /// The class, 0 for rows that do not count.
     targets: IntTensor<B>,
+    /// Set for rows that do not count.
+    ignored: BoolTensor<B>,
     /// The row's own weight, 0 for rows that do not count.
-    weights: FloatTensor<B>,
+    weights: Wide<B>,
     /// The weight of the target's class.
-    of_class: FloatTensor<B>,
+    of_class: Wide<B>,
 }
 
 impl<B: Backend> Rows<B> {
-    fn new(inputs: &Inputs<B>, ignore_index: Option<i64>) -> Self {
+    fn new(inputs: &Inputs<B>, layer: &Layer<B>, ignore_index: Option<i64>) -> Self {
         let (rows, classes, device) = (inputs.hidden.shape()[0], inputs.weight.shape()[1], inputs.hidden.device());
         let (ints, bools) = (get_or_init_device_settings::<B>(&device).int_dtype, bools::<B>(&device));
         let column = Shape::new([rows, 1]);
@@ -131,71 +122,110 @@ impl<B: Backend> Rows<B> {
             ignored = B::bool_or(ignored, weights.clone().equal(0.0));
         }
         let targets = B::int_mask_fill(targets, ignored.clone(), 0i64.into());
-        let of_class = match inputs.class_weights.shape()[0] {
-            0 => ones(),
-            _ => {
+        let of_class = match &layer.class_weights {
+            Some(weights) => {
                 let indices = B::int_reshape(targets.clone(), Shape::new([rows]));
-                Wide::of(&inputs.class_weights).select(indices).reshape([rows, 1])
+                weights.clone().reshape([classes]).select(indices).reshape([rows, 1])
             }
+            None => ones(),
         };
-        let [weights, of_class] = [weights.fill(ignored, 0.0), of_class].map(|values| values.narrow(DType::F32));
-        Self { targets, weights, of_class }
+        Self { targets, weights: weights.fill(ignored.clone(), 0.0), ignored, of_class }
     }
 
     /// The divisor of the sum of the losses for their mean, `[1]`.
     fn total(&self) -> Wide<B> {
-        (Wide::<B>::of(&self.weights) * Wide::of(&self.of_class)).sum(&[0]).reshape([1])
+        (self.weights.clone() * self.of_class.clone()).sum(&[0]).reshape([1])
     }
 
     fn chunk(&self, range: &Range<usize>) -> Self {
         let ranges = [Slice::from(range.clone()), Slice::from(0..1)];
         Self {
             targets: B::int_slice(self.targets.clone(), &ranges),
-            weights: slice::<B>(&self.weights, std::slice::from_ref(range)),
-            of_class: slice::<B>(&self.of_class, std::slice::from_ref(range)),
+            ignored: B::bool_slice(self.ignored.clone(), &ranges),
+            weights: self.weights.slice(std::slice::from_ref(range)),
+            of_class: self.of_class.slice(std::slice::from_ref(range)),
         }
     }
 }
 
 /// Values that all rows share.
 struct Layer<B: Backend> {
-    /// In the dtype of the products.
-    weight: FloatTensor<B>,
-    bias: FloatTensor<B>,
-    class_weights: FloatTensor<B>,
-    losses: RowLosses,
+    weight: Wide<B>,
+    /// `[1, classes]`.
+    bias: Option<Wide<B>>,
+    /// `[1, classes]`.
+    class_weights: Option<Wide<B>>,
+    /// The part of the target probability that each class gets, whichever class the target is.
+    on_each: f32,
+    /// The part of the target probability that only the target gets.
+    on_target: f32,
 }
 
-impl<B: KernelBackend> Layer<B> {
+impl<B: Backend> Layer<B> {
     fn new(inputs: &Inputs<B>, options: LossOptions) -> Self {
         let classes = inputs.weight.shape()[1];
-        let losses = RowLosses {
+        let given =
+            |values: &FloatTensor<B>| (values.shape()[0] > 0).then(|| Wide::<B>::of(values).reshape([1, classes]));
+        Self {
+            weight: Wide::of(&inputs.weight),
+            bias: given(&inputs.bias),
+            class_weights: given(&inputs.class_weights),
             on_each: options.label_smoothing / classes as f32,
             on_target: 1.0 - options.label_smoothing,
-            gradient: None,
-        };
-        let weight = cast::<B>(inputs.weight.clone(), kept_dtype(inputs.weight.dtype()));
-        Self { weight, bias: inputs.bias.clone(), class_weights: inputs.class_weights.clone(), losses }
+        }
     }
 
-    /// The losses of rows, `[rows, 1]`, times their weights, and the gradient of the logits if it is `wanted`, divided by `divisor`.
+    /// Multiplies the values of each class by its weight.
+    fn weighted(&self, values: Wide<B>) -> Wide<B> {
+        match &self.class_weights {
+            Some(weights) => values * weights.clone(),
+            None => values,
+        }
+    }
+
+    /// The losses of rows, `[rows, 1]`, times their weights, and the gradient of the logits if it is `wanted`, divided by `total`.
+    ///
+    /// A row's loss is the sum over the classes of q (log Σ exp(logits) - logit), where q is the weight of the class times its
+    /// probability after label smoothing; its gradient is Σq softmax(logits) - q.
     fn losses(
         &self,
-        hidden: FloatTensor<B>,
+        hidden: Wide<B>,
         rows: Rows<B>,
-        divisor: FloatTensor<B>,
+        total: Option<Wide<B>>,
         wanted: bool,
-    ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-        let inputs = RowInputs {
-            logits: product::<B>(hidden, self.weight.clone(), DType::F32),
-            bias: self.bias.clone(),
-            class_weights: self.class_weights.clone(),
-            targets: rows.targets,
-            weights: rows.weights,
-            of_class: rows.of_class,
-            divisor,
+    ) -> (Wide<B>, Option<Wide<B>>) {
+        let logits = hidden.matmul(self.weight.clone());
+        let logits = match &self.bias {
+            Some(bias) => logits + bias.clone(),
+            None => logits,
         };
-        RowLosses { gradient: wanted.then(|| self.weight.dtype()), ..self.losses }.run::<B>(inputs)
+        let (device, shape) = (logits.device(), logits.shape());
+        let ones = || Wide::<B>::of(&full::<B>(Shape::new([1, shape[1]]), 1.0, &device, DType::F32));
+        // The largest logit is subtracted, so that a small loss of large logits is not lost to rounding.
+        let largest = logits.clone().largest(1);
+        let logits = logits - largest;
+        let on_target = rows.of_class * self.on_target;
+        let mut mass = on_target.clone();
+        let mut expected = logits.clone().at(rows.targets.clone()) * on_target.clone();
+        if self.on_each > 0.0 {
+            mass = mass + self.weighted(ones()).sum(&[1]) * self.on_each;
+            expected = expected + self.weighted(logits.clone()).sum(&[1]) * self.on_each;
+        }
+        let exponentials = logits.exp();
+        let sums = exponentials.clone().sum(&[1]);
+        let losses = (mass.clone() * sums.clone().ln() - expected).fill(rows.ignored.clone(), 0.0);
+        let gradient = wanted.then(|| {
+            let scale = match total {
+                Some(total) => rows.weights.clone() / total.reshape([1, 1]),
+                None => rows.weights.clone(),
+            };
+            let mut gradient = exponentials * (mass / sums * scale.clone());
+            if self.on_each > 0.0 {
+                gradient = gradient - self.weighted(ones()) * (scale.clone() * self.on_each);
+            }
+            gradient.add_at(rows.targets, -(on_target * scale)).fill(rows.ignored, 0.0)
+        });
+        (losses * rows.weights, gradient)
     }
 }
 

@@ -5,6 +5,10 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{GRADIENTS, Inputs, LOSS, LossGradients, LossInputs, SCALE, kept_dtype};
@@ -74,6 +78,13 @@ impl Kernel for LossKernel {
         }
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        let computed = if matches!(self, Self::Scale(_)) { 1 } else { 2 };
+        let has_values = inputs[..computed].iter().all(|(shape, _)| shape.num_elements() > 0);
+        (has_values && super::cube::takes(device)).then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         let inputs_of = inputs_of::<burn::backend::Flex>;
@@ -85,6 +96,26 @@ impl Kernel for LossKernel {
             Self::Scale(dtype) => {
                 let [gradient, factor] = all(inputs);
                 vec![super::scale::scaled(gradient, &factor, dtype)]
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cube")]
+impl LossKernel {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let inputs_of = |inputs| {
+            let [hidden, weight, bias, targets, class_weights, row_weights] = all(inputs);
+            LossInputs { hidden, weight, bias, targets, class_weights, row_weights }
+        };
+        match *self {
+            Self::Loss(options) => vec![super::cube::loss_and_gradients(inputs_of(inputs), options, [false; 3]).0],
+            Self::Gradients(options, wanted) => {
+                outputs_of(super::cube::loss_and_gradients(inputs_of(inputs), options, wanted))
+            }
+            Self::Scale(dtype) => {
+                let [gradient, factor] = all(inputs);
+                vec![super::cube::scaled(gradient, factor, dtype)]
             }
         }
     }

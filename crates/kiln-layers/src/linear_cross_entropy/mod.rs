@@ -8,7 +8,6 @@ mod flex;
 mod graph;
 #[cfg(feature = "flex")]
 mod row;
-mod row_losses;
 #[cfg(feature = "flex")]
 mod scale;
 mod settings;

@@ -78,9 +78,9 @@ pub(super) const CLASSES: usize = 2048;
 pub(super) const BLOCK: usize = 2 << 20;
 /// Values of a task that scales a gradient.
 pub(super) const SCALED: usize = 1 << 14;
-/// Bytes of logits at a time on devices without kernels of this crate. With fewer rows, a GPU needs more time to read the weights than to
-/// multiply by them. The number is small in tests, so that small inputs have several chunks.
-pub(super) const LOGITS: usize = if cfg!(test) { 512 } else { 128 << 20 };
+/// Bytes of logits at a time on devices without kernels of this crate. The number is small in tests, so that small inputs have several
+/// chunks.
+pub(super) const LOGITS: usize = if cfg!(test) { 512 } else { 64 << 20 };
 
 /// Inputs: hidden rows, weight, bias, targets, weights of classes, weights of rows.
 pub(super) static LOSS: Cost = Cost {
@@ -120,6 +120,16 @@ pub(super) fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
     rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
 
+/// Rows of a chunk on CubeCL devices. As many as a row of `hidden` has values: the logits of a chunk then have as many values as the weight,
+/// whose gradient each chunk adds to. At least 512, so that reading the weight takes no longer than multiplying by it, and at most as many
+/// as have 512 MiB of logits. A multiple of 128, since on some devices the part of a tensor that a kernel writes must begin at a multiple
+/// of 256 bytes.
+pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize) -> usize {
+    const ALIGNED: usize = 128;
+    let most = (512 << 20) / (4 * classes.max(1) * ALIGNED);
+    rows.min(width.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED).max(1)
+}
+
 /// Logits of hidden rows `[rows, width]` by a weight `[width, classes]`.
 fn logits(call: &Call<'_>) -> f64 {
     call.elements(0) as f64 * call.dim(1, 1) as f64
@@ -144,7 +154,7 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
 /// chunk adds.
 fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
-    let chunk = (LOGITS as u64 / (4 * classes).max(1)).clamp(1, rows);
+    let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize) as u64;
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
     let of_gradient = match (1..4).any(|output| call.out_elements(output) > 0) {
         true => kept_dtype(dtype).size() as u64,

@@ -12,10 +12,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::empty;
+use kiln_operations::cube::{empty, has, total};
 
 use super::settings::{GROUPS_ON_GPU, NormSettings, WIDEST_ON_GPU};
-use crate::columns::total;
 
 /// Values of a row that a unit handles at most: they are counted in registers.
 const COLUMNS: usize = 16;
@@ -28,8 +27,7 @@ fn units(width: usize) -> usize {
 
 /// Whether the kernels take rows of this width on a device. Those of CubeCL's CPU runtime have few units.
 pub(super) fn takes(device: &burn_cubecl::CubeDevice, width: usize) -> bool {
-    (1..=WIDEST_ON_GPU).contains(&width)
-        && device.client().properties().hardware.max_units_per_cube as usize >= units(width)
+    (1..=WIDEST_ON_GPU).contains(&width) && has(device, units(width), 6)
 }
 
 #[cube(launch, address_type = "dynamic")]

@@ -96,11 +96,12 @@ impl Reparameterization for CastTo {
 /// The tensor in `dtype`. On a GPU burn pads the rows of what it casts to 16 bytes, and those of a 3x3 convolution's weight have 6: in one
 /// row they take no more than their bytes.
 fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
-    let shape = tensor.shape();
-    match D {
-        0..=2 => tensor.cast(dtype),
-        _ => tensor.reshape([shape.num_elements()]).cast(dtype).reshape(shape),
+    #[cfg(feature = "cube")]
+    if D > 2 && kiln_operations::cube::is_cube(&tensor.device()) {
+        let shape = tensor.shape();
+        return tensor.reshape([shape.num_elements()]).cast(dtype).reshape(shape);
     }
+    tensor.cast(dtype)
 }
 
 /// Attaches [`CastTo`] to the parameters of one model. Made by [`Policy::reparameterizer`](crate::Policy::reparameterizer).

@@ -7,6 +7,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
 use super::squares;
+#[cfg(feature = "cube")]
+use super::squares_on_gpu;
 
 /// One visit to the gradients of a model's parameters. Nothing is read back from the device.
 pub(super) struct Survey<'a> {
@@ -16,13 +18,24 @@ pub(super) struct Survey<'a> {
     seen: HashSet<ParamId>,
     /// The sum of squares of each gradient in f32, in the order of the parameters.
     squares: Vec<Tensor<1>>,
+    /// Those on CubeCL devices, many of which are added at once.
+    #[cfg(feature = "cube")]
+    waiting: squares_on_gpu::Waiting,
     /// The path of the first parameter whose gradient is f16.
     pub(super) f16: Option<String>,
 }
 
 impl<'a> Survey<'a> {
     pub(super) fn of(model: &impl Module, gradients: &'a GradientsParams) -> Self {
-        let mut survey = Self { gradients, path: vec![], seen: HashSet::new(), squares: vec![], f16: None };
+        let mut survey = Self {
+            gradients,
+            path: vec![],
+            seen: HashSet::new(),
+            squares: vec![],
+            #[cfg(feature = "cube")]
+            waiting: Default::default(),
+            f16: None,
+        };
         model.visit(&mut survey);
         survey
     }
@@ -37,7 +50,10 @@ impl<'a> Survey<'a> {
         // The order of the parameters is fixed, so the sum is reproducible. The parts are added one by one: on CubeCL devices a
         // concatenation can hide that one of its parts was never written for lack of memory. Where parameters are on several devices, the
         // sum goes from one to the next, so that the order and the bits stay.
-        self.squares.into_iter().reduce(|sum, part| sum.to_device(&part.device()) + part)
+        let sum = self.squares.into_iter().reduce(|sum, part| sum.to_device(&part.device()) + part);
+        #[cfg(feature = "cube")]
+        let sum = self.waiting.add_to(sum);
+        sum
     }
 }
 
@@ -58,6 +74,8 @@ impl ModuleVisitor for Survey<'_> {
         if self.f16.is_none() && gradient.dtype() == DType::F16 {
             self.f16 = Some(self.path.join("."));
         }
+        #[cfg(feature = "cube")]
+        let Some(gradient) = self.waiting.take(gradient) else { return };
         self.squares.push(squares::sum_of_squares(gradient));
     }
 }

@@ -4,6 +4,8 @@ mod gradients;
 mod rules;
 mod scaled;
 mod squares;
+#[cfg(feature = "cube")]
+mod squares_on_gpu;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;

@@ -172,7 +172,7 @@ fn input_gradient<X: Float, P: Float, N: Size>(
 }
 
 /// The gradients of input, weight, bias and residual. Those of weight and bias have no meaning if no input was saved.
-pub(in crate::batch_norm) fn backward(
+pub(crate) fn backward(
     saved: BatchNormSaved<CubeTensor>,
     gradient: CubeTensor,
     added: bool,

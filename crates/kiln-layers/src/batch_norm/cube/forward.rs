@@ -233,7 +233,7 @@ fn by(
 }
 
 /// Computes the output again from the statistics of the pass. `parameters` are weight and bias.
-pub(in crate::batch_norm) fn again(
+pub(crate) fn again(
     x: CubeTensor,
     statistics: CubeTensor,
     parameters: [CubeTensor; 2],
@@ -272,7 +272,7 @@ fn fixed(
 
 /// The output, the new running statistics, and the statistics of the pass. `of_channels` are weight, bias, running mean and running
 /// variance.
-pub(in crate::batch_norm) fn forward(
+pub(crate) fn forward(
     x: CubeTensor,
     residual: Option<CubeTensor>,
     of_channels: [CubeTensor; 4],

@@ -259,6 +259,15 @@ fn losses() {
                 assert_same(("loss without bias", Products), &[[13, 7], [7, 29]], dtype, |x, device| {
                     loss.forward(x[0].clone(), x[1].clone(), None, targets(device)).unwrap()
                 });
+                // Three chunks, the last of which is short.
+                assert_same(("chunks of the loss", Products), &[[1100, 5], [5, 9], [1, 9]], dtype, |x, device| {
+                    let classes = (0..1100).map(|row| row * row % 11 - 1).collect();
+                    let targets = Tensor::from_data(TensorData::new::<i64, _>(classes, [1100]), device);
+                    let bias = x[2].clone().reshape([9]);
+                    let weights = |length, seed| numbers([length], seed, DType::F32, device).abs();
+                    let loss = loss.clone().with_class_weights(weights(9, 31));
+                    loss.forward_weighted(x[0].clone(), x[1].clone(), Some(bias), targets, weights(1100, 32)).unwrap()
+                });
             }
         }
     });
