@@ -94,6 +94,7 @@ macro_rules! one_form {
         }
     };
 }
+#[cfg(feature = "cube")]
 pub(crate) use one_form;
 
 #[cfg(feature = "flex")]

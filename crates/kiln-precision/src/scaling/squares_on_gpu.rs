@@ -122,19 +122,18 @@ fn sum_parts<X: Float>(
     }
 }
 
-/// Adds the parts to a sum, in one cube.
+/// Adds the gradients' sums to a sum, one after the other, in one cube: the bits do not depend on how many are added at once.
 #[cube(launch)]
 fn add_parts(before: LinearView<'_, f32>, parts: LinearView<'_, f32>, mut after: LinearViewMut<'_, f32>, count: usize) {
-    let mut sums = Shared::<[f32]>::new_slice(UNITS);
-    let mut sum = 0.0f32;
-    let mut part = UNIT_POS as usize;
-    while part < count {
-        sum += parts.read(part);
-        part += UNITS;
+    let mut sums = Shared::<[f32]>::new_slice(CUBES);
+    let mut sum = before.read(0);
+    let mut gradient = 0;
+    while gradient < count {
+        sum += total(parts.read(gradient * CUBES + UNIT_POS as usize), &mut sums, CUBES);
+        gradient += 1;
     }
-    let sum = total(sum, &mut sums, UNITS);
     if UNIT_POS == 0 {
-        after.write(0, before.read(0) + sum);
+        after.write(0, sum);
     }
 }
 
@@ -161,11 +160,11 @@ fn launched(mut inputs: Vec<CubeTensor>) -> CubeTensor {
     add_parts::launch(
         &client,
         CubeCount::Static(1, 1, 1),
-        CubeDim::new_1d(UNITS as u32),
+        CubeDim::new_1d(CUBES as u32),
         before.into_linear_view(),
         parts.into_linear_view(),
         after.clone().into_linear_view(),
-        count * CUBES,
+        count,
     );
     after
 }

@@ -89,13 +89,13 @@ fn a_gpt_in_the_same_split() {
 
 #[test]
 fn a_net_as_the_standard_ladder_has_it() {
-    with_card(&[], |card| every_page(card, &net(false), OptimizerConfig::sgd(), Then::Standard, &Share::of(20, 40)));
+    with_card(&[], |card| every_page(card, &net(false), OptimizerConfig::sgd(), Then::Standard, &Share::of(60, 40)));
 }
 
 /// Uses SGD: the gradients of a key's bias are 0 up to rounding, from which AdamW makes updates as large as all others.
 #[test]
 fn a_gpt_as_the_standard_ladder_has_it() {
-    with_card(&[], |card| every_page(card, &gpt(), OptimizerConfig::sgd(), Then::Standard, &Share::of(20, 40)));
+    with_card(&[], |card| every_page(card, &gpt(), OptimizerConfig::sgd(), Then::Standard, &Share::of(60, 40)));
 }
 
 /// Refuses all memory beyond a limit instead of single pages: the step ends up with micro-batches that fit.
