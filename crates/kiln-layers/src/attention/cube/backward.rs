@@ -85,7 +85,7 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
     let even = unit - unit % 2;
     let product = halves[even] + halves[even + 1];
     let place = (sample * heads + head) * time + row;
-    if first + unit / 2 < time && unit % 2 == 0 {
+    if first + unit / 2 < time && unit & 1 == 0 {
         of_outputs.write(place, product);
     }
     let log_sum = log_sums.read(place);

@@ -99,7 +99,7 @@ pub(super) fn attend<E: Float, N: Size>(
     let sum =
         sum_of[even] * (largest_of[even] - largest).exp() + sum_of[even + 1] * (largest_of[even + 1] - largest).exp();
     let log_sum = select(of_row == 0, 0.0f32, largest + sum.ln());
-    if row < time && unit % 2 == 0 {
+    if row < time && unit & 1 == 0 {
         log_sums.write((sample * heads + head) * time + row, log_sum);
     }
     let sums = zeros(depth);

@@ -107,6 +107,7 @@ impl Codes {
     }
 
     /// Encodes a unit's values. `largest` has the bits of the block's largest value.
+    #[allow(clippy::too_many_arguments, reason = "a kernel has no structs of its inputs")]
     pub(super) fn encode(
         &mut self,
         table: &Shared<[f32]>,
