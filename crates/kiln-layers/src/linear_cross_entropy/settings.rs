@@ -156,10 +156,9 @@ fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize) as u64;
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
-    let of_gradient = match (1..4).any(|output| call.out_elements(output) > 0) {
-        true => kept_dtype(dtype).size() as u64,
-        false => 0,
-    };
+    // In f32 the gradient takes the memory of the logits.
+    let is_new = kept_dtype(dtype) != DType::F32 && (1..4).any(|output| call.out_elements(output) > 0);
+    let of_gradient = if is_new { dtype.size() as u64 } else { 0 };
     let weights = u64::from(dtype == DType::F16) + u64::from(chunk < rows && call.out_elements(2) > 0);
     chunk * ((4 + of_gradient) * classes + 16 * width) + call.wide(1, weights)
 }

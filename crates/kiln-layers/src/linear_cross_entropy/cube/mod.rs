@@ -1,7 +1,7 @@
 //! The loss of a linear output layer in CubeCL: for each chunk of rows one product gives the logits, one launch the losses and the gradient of
 //! the logits, and one product each the gradients of hidden rows and weight, with sums in f32.
 //!
-//! Peak memory in addition to inputs and outputs: the logits of a [chunk](chunk_on_gpu) in f32, `chunk classes`, and their gradient in the dtype of the products, which is the input's, and f32 for f16; for
+//! Peak memory in addition to inputs and outputs: the logits of a [chunk](chunk_on_gpu) in f32, `chunk classes`, and in bf16 their gradient; for
 //! f16 weights their copy in f32, `width classes`, and rows; with the weight's gradient and more than one chunk a product, `width classes`
 //! in f32, in addition to the sum that is the output.
 

@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has, total};
+use kiln_operations::cube::{empty, has, over, total};
 
 use crate::linear_cross_entropy::settings::LossOptions;
 
@@ -95,6 +95,7 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
     mut gradient: LinearViewMut<'_, G>,
     classes: usize,
     pitch: usize,
+    gradient_pitch: usize,
     first_row: usize,
     ignored: i32,
     on_each: f32,
@@ -160,6 +161,8 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
             scale = weight / divisor.read(0);
         }
         let factor = mass / sum * scale;
+        // The gradient may be written over the logits, of which all units have read the target's by now.
+        sync_cube();
         let mut class = unit;
         while class < classes {
             let mut logit = logits.read(first + class);
@@ -177,7 +180,7 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
             if class == target {
                 value -= of_target * scale;
             }
-            gradient.write(row * classes + class, G::cast_from(select(weight == 0.0f32, 0.0f32, value)));
+            gradient.write(row * gradient_pitch + class, G::cast_from(select(weight == 0.0f32, 0.0f32, value)));
             class += UNITS;
         }
     }
@@ -231,7 +234,7 @@ impl Rows {
     }
 
     /// Writes the losses of rows from row `first` on, and returns the gradient of their logits in a dtype, if it is wanted, divided by
-    /// `total`.
+    /// `total`. In f32 it takes the memory of the logits.
     pub(super) fn losses(
         &self,
         logits: CubeTensor,
@@ -242,13 +245,22 @@ impl Rows {
     ) -> Option<CubeTensor> {
         let [rows, classes]: [usize; 2] = logits.meta.shape().dims();
         // Rows of a product may be padded.
-        let pitch = logits.meta.strides()[0];
+        let (meta, pitch) = (logits.meta.clone(), logits.meta.strides()[0]);
         let line = Shape::new([(rows - 1) * pitch + classes]);
         let logits =
             CubeTensor::new_contiguous(logits.client.clone(), logits.device.clone(), line, logits.handle, DType::F32);
         let given = Given { mean: total.is_some(), gradient: gradient.is_some(), ..self.given };
-        let gradient = gradient.map(|dtype| empty(&logits, Shape::new([rows, classes]), dtype));
-        let written = gradient.clone().unwrap_or_else(|| losses.clone());
+        let (gradient, written, gradient_pitch, dtype) = match gradient {
+            None => (None, losses.clone().into_linear_view(), classes, DType::F32),
+            Some(DType::F32) => {
+                let (line, view) = over(&logits, 0);
+                (Some(CubeTensor { meta, ..line }), view, pitch, DType::F32)
+            }
+            Some(dtype) => {
+                let gradient = empty(&logits, Shape::new([rows, classes]), dtype);
+                (Some(gradient.clone()), gradient.into_linear_view(), classes, dtype)
+            }
+        };
         losses_of_rows::launch(
             &logits.client.clone(),
             CubeCount::Static(rows as u32, 1, 1),
@@ -261,15 +273,16 @@ impl Rows {
             self.row_weights.clone().into_linear_view(),
             total.unwrap_or(&self.row_weights).clone().into_linear_view(),
             losses.into_linear_view(),
-            written.clone().into_linear_view(),
+            written,
             classes,
             pitch,
+            gradient_pitch,
             first,
             self.ignored,
             self.on_each,
             self.on_target,
             given,
-            [self.bias.dtype, self.targets.dtype, written.dtype].map(dtype_to_storage_type),
+            [self.bias.dtype, self.targets.dtype, dtype].map(dtype_to_storage_type),
         );
         gradient
     }
