@@ -120,14 +120,14 @@ pub(super) fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
     rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
 
-/// Rows of a chunk on CubeCL devices. As many as a row of `hidden` has values: the logits of a chunk then have as many values as the weight,
-/// whose gradient each chunk adds to. At least 512, so that reading the weight takes no longer than multiplying by it, and at most as many
-/// as have 512 MiB of logits. A multiple of 128, since on some devices the part of a tensor that a kernel writes must begin at a multiple
-/// of 256 bytes.
+/// Rows of a chunk on CubeCL devices. Half again as many as a row of `hidden` has values: the logits of a chunk then have half again as many
+/// values as the weight, whose gradient each chunk adds to. At least 512, so that reading the weight takes no longer than multiplying by
+/// it, and at most as many as have 512 MiB of logits. A multiple of 128, since on some devices the part of a tensor that a kernel writes
+/// must begin at a multiple of 256 bytes.
 pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize) -> usize {
     const ALIGNED: usize = 128;
     let most = (512 << 20) / (4 * classes.max(1) * ALIGNED);
-    rows.min(width.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED).max(1)
+    rows.min((width + width / 2).max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED).max(1)
 }
 
 /// Logits of hidden rows `[rows, width]` by a weight `[width, classes]`.
