@@ -120,14 +120,15 @@ pub(super) fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
     rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
 
-/// Rows of a chunk on CubeCL devices. Half again as many as a row of `hidden` has values: the logits of a chunk then have half again as many
-/// values as the weight, whose gradient each chunk adds to. At least 512, so that reading the weight takes no longer than multiplying by
-/// it, and at most as many as have 512 MiB of logits. A multiple of 128, since on some devices the part of a tensor that a kernel writes
-/// must begin at a multiple of 256 bytes.
-pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize) -> usize {
+/// Rows of a chunk on CubeCL devices, where products are in the dtype `kept`. As many as a row of `hidden` has values, and in 16 bits half
+/// again as many: the logits of a chunk then have about as many values as the weight, whose gradient each chunk adds to. At least 512, so
+/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits. A multiple of 128, since
+/// on some devices the part of a tensor that a kernel writes must begin at a multiple of 256 bytes.
+pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize, kept: DType) -> usize {
     const ALIGNED: usize = 128;
     let most = (512 << 20) / (4 * classes.max(1) * ALIGNED);
-    rows.min((width + width / 2).max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED).max(1)
+    let wanted = if kept == DType::F32 { width } else { width + width / 2 };
+    rows.min(wanted.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED).max(1)
 }
 
 /// Logits of hidden rows `[rows, width]` by a weight `[width, classes]`.
@@ -154,8 +155,8 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
 /// chunk adds.
 fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
-    let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize) as u64;
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
+    let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize, kept_dtype(dtype)) as u64;
     // In f32 the gradient takes the memory of the logits.
     let is_new = kept_dtype(dtype) != DType::F32 && (1..4).any(|output| call.out_elements(output) > 0);
     let of_gradient = if is_new { dtype.size() as u64 } else { 0 };

@@ -68,7 +68,7 @@ pub(super) fn loss_and_gradients(
     let losses = empty(&hidden, Shape::new([count]), DType::F32);
     let of_hidden = wanted[0].then(|| empty(&hidden, Shape::new([count, width]), kept));
     let (mut of_weight, mut of_bias) = (None, None);
-    let size = chunk_on_gpu(count, width, classes);
+    let size = chunk_on_gpu(count, width, classes, kept);
     for first in (0..count).step_by(size) {
         let size = size.min(count - first);
         let hidden = cast(part(&hidden, first, size), kept);
