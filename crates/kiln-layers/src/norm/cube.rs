@@ -15,6 +15,7 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::{empty, has, total};
 
 use super::settings::{GROUPS_ON_GPU, NormSettings, WIDEST_ON_GPU};
+use crate::columns::matrix;
 
 /// Values of a row that a unit handles at most: they are counted in registers.
 const COLUMNS: usize = 16;
@@ -177,16 +178,9 @@ fn add_parts<P: Float>(
     }
 }
 
-/// The number of rows and their width, which is not 0.
-fn sizes(x: &CubeTensor) -> [usize; 2] {
-    let shape = x.meta.shape();
-    let width = shape.last().copied().unwrap_or(1);
-    [shape.num_elements() / width, width]
-}
-
 /// The output, and mean and reciprocal deviation of each row in f32, `[rows, 2]`.
 pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, settings: NormSettings) -> [CubeTensor; 2] {
-    let [rows, width] = sizes(&x);
+    let [rows, width] = matrix(&x);
     let (y, statistics) = (empty(&x, x.meta.shape().clone(), x.dtype), empty(&x, Shape::new([rows, 2]), DType::F32));
     let biased = bias.meta.shape().num_elements() > 0;
     let [x, weight] = [x, weight].map(into_contiguous);
@@ -222,7 +216,7 @@ pub(super) fn backward(
     gradient: CubeTensor,
     settings: NormSettings,
 ) -> [CubeTensor; 3] {
-    let [rows, width] = sizes(&x);
+    let [rows, width] = matrix(&x);
     let groups = rows.min(GROUPS_ON_GPU);
     let [x, statistics, weight, gradient] = [x, statistics, weight, gradient].map(into_contiguous);
     let dx = empty(&x, x.meta.shape().clone(), x.dtype);

@@ -5,10 +5,8 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::tiles::{COLUMNS, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
+use super::tiles::{COLUMNS, HALF, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
 use crate::attention::cost::TILE;
-
-const HALF: usize = COLUMNS / 2;
 
 /// The gradient of the queries, and the product of each query's output with its gradient.
 #[cube(launch, address_type = "dynamic")]
@@ -54,20 +52,8 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
     let sample = CUBE_POS_Y as usize / heads;
     let kv_head = head / (heads / kv_heads);
     let first = CUBE_POS_X as usize * (planes * TILE);
-    let of_rows = of_queries.of_head(sample, head);
-    load::<E, N>(&queries, &mut rows, of_rows, of_queries.row, first, time, planes * TILE, width, units);
-    let of_gradients = of_gradient.of_head(sample, head);
-    load::<E, N>(
-        &gradient,
-        &mut row_gradients,
-        of_gradients,
-        of_gradient.row,
-        first,
-        time,
-        planes * TILE,
-        width,
-        units,
-    );
+    load::<E, N>(&queries, &mut rows, &of_queries, sample, head, first, time, planes * TILE, width, units);
+    load::<E, N>(&gradient, &mut row_gradients, &of_gradient, sample, head, first, time, planes * TILE, width, units);
     sync_cube();
     let row = min(first + unit / 2, time - 1);
     let half = (unit % 2) * HALF;
@@ -95,28 +81,8 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
     let mut start = 0usize;
     while start < end {
         sync_cube();
-        load::<E, N>(
-            &keys,
-            &mut columns,
-            of_keys.of_head(sample, kv_head),
-            of_keys.row,
-            start,
-            count,
-            COLUMNS,
-            width,
-            units,
-        );
-        load::<E, N>(
-            &values,
-            &mut weighted,
-            of_values.of_head(sample, kv_head),
-            of_values.row,
-            start,
-            count,
-            COLUMNS,
-            width,
-            units,
-        );
+        load::<E, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, width, units);
+        load::<E, N>(&values, &mut weighted, &of_values, sample, kv_head, start, count, COLUMNS, width, units);
         sync_cube();
         scores::<E, N>(&rows, &columns, &mut products, plane, depth);
         scores::<E, N>(&row_gradients, &weighted, &mut of_weights, plane, depth);
@@ -133,17 +99,7 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
         start += COLUMNS;
     }
     sync_cube();
-    write::<E, N>(
-        &sums,
-        &mut products,
-        &mut result,
-        of_result.of_head(sample, head),
-        of_result.row,
-        first,
-        time,
-        plane,
-        depth,
-    );
+    write::<E, N>(&sums, &mut products, &mut result, &of_result, sample, head, first, time, plane, depth);
 }
 
 /// The gradients of keys and values. A cube takes 16 keys for each of its planes, and all queries of the heads that they serve.
@@ -190,28 +146,8 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
     let sample = CUBE_POS_Y as usize / kv_heads;
     let together = heads / kv_heads;
     let first = CUBE_POS_X as usize * (planes * TILE);
-    load::<E, N>(
-        &keys,
-        &mut rows,
-        of_keys.of_head(sample, kv_head),
-        of_keys.row,
-        first,
-        count,
-        planes * TILE,
-        width,
-        units,
-    );
-    load::<E, N>(
-        &values,
-        &mut row_values,
-        of_values.of_head(sample, kv_head),
-        of_values.row,
-        first,
-        count,
-        planes * TILE,
-        width,
-        units,
-    );
+    load::<E, N>(&keys, &mut rows, &of_keys, sample, kv_head, first, count, planes * TILE, width, units);
+    load::<E, N>(&values, &mut row_values, &of_values, sample, kv_head, first, count, planes * TILE, width, units);
     let row = first + unit / 2;
     let half = (unit % 2) * HALF;
     let mut begin = 0usize;
@@ -229,28 +165,8 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
         let mut start = begin;
         while start < time {
             sync_cube();
-            load::<E, N>(
-                &queries,
-                &mut columns,
-                of_queries.of_head(sample, head),
-                of_queries.row,
-                start,
-                time,
-                COLUMNS,
-                width,
-                units,
-            );
-            load::<E, N>(
-                &gradient,
-                &mut weighted,
-                of_gradient.of_head(sample, head),
-                of_gradient.row,
-                start,
-                time,
-                COLUMNS,
-                width,
-                units,
-            );
+            load::<E, N>(&queries, &mut columns, &of_queries, sample, head, start, time, COLUMNS, width, units);
+            load::<E, N>(&gradient, &mut weighted, &of_gradient, sample, head, start, time, COLUMNS, width, units);
             sync_cube();
             scores::<E, N>(&rows, &columns, &mut products, plane, depth);
             scores::<E, N>(&row_values, &weighted, &mut of_weights, plane, depth);
@@ -278,8 +194,9 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
         &of_keys_sum,
         &mut products,
         &mut keys_result,
-        of_keys_result.of_head(sample, kv_head),
-        of_keys_result.row,
+        &of_keys_result,
+        sample,
+        kv_head,
         first,
         count,
         plane,
@@ -289,8 +206,9 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
         &of_values_sum,
         &mut products,
         &mut values_result,
-        of_values_result.of_head(sample, kv_head),
-        of_values_result.row,
+        &of_values_result,
+        sample,
+        kv_head,
         first,
         count,
         plane,

@@ -8,11 +8,8 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::tiles::{COLUMNS, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
+use super::tiles::{COLUMNS, HALF, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
 use crate::attention::cost::TILE;
-
-/// Half of a query's scores of a block belong to one unit.
-const HALF: usize = COLUMNS / 2;
 
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn attend<E: Float, N: Size>(
@@ -51,8 +48,7 @@ pub(super) fn attend<E: Float, N: Size>(
     let sample = CUBE_POS_Y as usize / heads;
     let kv_head = head / (heads / kv_heads);
     let first = CUBE_POS_X as usize * (planes * TILE);
-    let of_queries_head = of_queries.of_head(sample, head);
-    load::<E, N>(&queries, &mut rows, of_queries_head, of_queries.row, first, time, planes * TILE, width, units);
+    load::<E, N>(&queries, &mut rows, &of_queries, sample, head, first, time, planes * TILE, width, units);
     let end = seen(min(first + planes * TILE, time) - 1, time, count, causal);
     // Each unit has half of the columns of a row.
     let row = first + unit / 2;
@@ -63,17 +59,7 @@ pub(super) fn attend<E: Float, N: Size>(
     let mut start = 0usize;
     while start < end {
         sync_cube();
-        load::<E, N>(
-            &keys,
-            &mut columns,
-            of_keys.of_head(sample, kv_head),
-            of_keys.row,
-            start,
-            count,
-            COLUMNS,
-            width,
-            units,
-        );
+        load::<E, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, width, units);
         sync_cube();
         scores::<E, N>(&rows, &columns, &mut products, plane, depth);
         sync_cube();
@@ -106,28 +92,8 @@ pub(super) fn attend<E: Float, N: Size>(
     let mut start = 0usize;
     while start < end {
         sync_cube();
-        load::<E, N>(
-            &keys,
-            &mut columns,
-            of_keys.of_head(sample, kv_head),
-            of_keys.row,
-            start,
-            count,
-            COLUMNS,
-            width,
-            units,
-        );
-        load::<E, N>(
-            &values,
-            &mut weighted,
-            of_values.of_head(sample, kv_head),
-            of_values.row,
-            start,
-            count,
-            COLUMNS,
-            width,
-            units,
-        );
+        load::<E, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, width, units);
+        load::<E, N>(&values, &mut weighted, &of_values, sample, kv_head, start, count, COLUMNS, width, units);
         sync_cube();
         scores::<E, N>(&rows, &columns, &mut products, plane, depth);
         sync_cube();
@@ -142,15 +108,5 @@ pub(super) fn attend<E: Float, N: Size>(
         start += COLUMNS;
     }
     sync_cube();
-    write::<E, N>(
-        &sums,
-        &mut products,
-        &mut output,
-        of_output.of_head(sample, head),
-        of_output.row,
-        first,
-        time,
-        plane,
-        depth,
-    );
+    write::<E, N>(&sums, &mut products, &mut output, &of_output, sample, head, first, time, plane, depth);
 }

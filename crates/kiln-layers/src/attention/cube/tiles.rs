@@ -11,6 +11,8 @@ use crate::attention::cost::TILE;
 
 /// Columns that are in shared memory at a time.
 pub(super) const COLUMNS: usize = 32;
+/// Half of a row's places in shared memory belong to one unit.
+pub(super) const HALF: usize = COLUMNS / 2;
 /// Units of a plane.
 pub(super) const PLANE: usize = 32;
 
@@ -31,28 +33,30 @@ impl Place {
     }
 }
 
-/// Copies rows from `first` on to shared memory. Rows from `end` on are zeros.
+/// Copies rows of a head from `first` on to shared memory. Rows from `end` on are zeros.
 #[cube]
 pub(super) fn load<E: Float, N: Size>(
     from: &LinearView<'_, Vector<E, N>>,
     to: &mut Shared<[Vector<E, N>]>,
-    start: usize,
-    stride: usize,
+    place: &Place,
+    sample: usize,
+    head: usize,
     first: usize,
     end: usize,
     #[comptime] count: usize,
     #[comptime] width: usize,
     #[comptime] units: usize,
 ) {
-    let mut place = UNIT_POS as usize;
-    while place < count * width {
-        let row = first + place / width;
+    let start = place.of_head(sample, head);
+    let mut at = UNIT_POS as usize;
+    while at < count * width {
+        let row = first + at / width;
         let mut value = Vector::<E, N>::new(E::from_int(0));
         if row < end {
-            value = from.read(start + row * stride + place % width);
+            value = from.read(start + row * place.row + at % width);
         }
-        to[place] = value;
-        place += units;
+        to[at] = value;
+        at += units;
     }
 }
 
@@ -158,29 +162,31 @@ pub(super) fn add_weighted<E: Float, N: Size>(
     }
 }
 
-/// Writes the sums of the rows from `first` to `end`. `stage` has 16 x COLUMNS places for each plane.
+/// Writes the sums of the rows of a head from `first` to `end`. `stage` has 16 x COLUMNS places for each plane.
 #[cube]
 pub(super) fn write<E: Float, N: Size>(
     sums: &Sequence<Matrix<f32>>,
     stage: &mut Shared<[f32]>,
     to: &mut LinearViewMut<'_, Vector<E, N>>,
-    start: usize,
-    stride: usize,
+    place: &Place,
+    sample: usize,
+    head: usize,
     first: usize,
     end: usize,
     plane: usize,
     #[comptime] depth: usize,
 ) {
     let vector = N::value();
+    let start = place.of_head(sample, head);
     let at = plane * TILE * COLUMNS;
     let length = stage.len();
     #[unroll]
     for part in 0..depth / TILE {
         cmma::store(&mut stage[at..length], sums.index(part), TILE as u32, MatrixLayout::RowMajor);
         sync_cube();
-        let mut place = UNIT_POS_X as usize;
-        while place < TILE * TILE / vector {
-            let (row, column) = (place / (TILE / vector), place % (TILE / vector));
+        let mut unit = UNIT_POS_X as usize;
+        while unit < TILE * TILE / vector {
+            let (row, column) = (unit / (TILE / vector), unit % (TILE / vector));
             let of_all = first + plane * TILE + row;
             if of_all < end {
                 let mut values = Vector::<E, N>::new(E::from_int(0));
@@ -188,9 +194,9 @@ pub(super) fn write<E: Float, N: Size>(
                 for value in 0..vector {
                     values.insert(value, E::cast_from(stage[at + row * TILE + column * vector + value]));
                 }
-                to.write(start + of_all * stride + part * TILE / vector + column, values);
+                to.write(start + of_all * place.row + part * TILE / vector + column, values);
             }
-            place += PLANE;
+            unit += PLANE;
         }
         sync_cube();
     }

@@ -56,6 +56,38 @@ fn sum_rows<X: Float, N: Size>(
     }
 }
 
+/// Writes a column of a group of rows. The output that is computed again has the bits of the forward pass.
+#[cube]
+fn write_rows<X: Float, N: Size>(
+    x: &LinearView<'_, Vector<X, N>>,
+    residual: &LinearView<'_, Vector<X, N>>,
+    y: &mut LinearViewMut<'_, Vector<X, N>>,
+    mean: Vector<f32, N>,
+    factor: Vector<f32, N>,
+    offset: Vector<f32, N>,
+    column: usize,
+    rows: usize,
+    width: usize,
+    share: usize,
+    slope: f32,
+    #[comptime] added: bool,
+    #[comptime] activation: Kind,
+    #[comptime] height: usize,
+) {
+    let group = CUBE_POS_Y as usize;
+    let end = min((group + 1) * share, rows);
+    let mut row = group * share + UNIT_POS_Y as usize;
+    while row < end {
+        let at = row * width + column;
+        let mut value = (Vector::<f32, N>::cast_from(x.read(at)) - mean) * factor + offset;
+        if comptime!(added) {
+            value += Vector::cast_from(residual.read(at));
+        }
+        y.write(at, Vector::cast_from(activated::<N>(value, slope, activation)));
+        row += height;
+    }
+}
+
 /// Normalises with the statistics of all rows, of the parts of [`sum_rows`]. Every cube adds the parts of its channels.
 #[cube(launch, address_type = "dynamic")]
 fn normalise<X: Float, P: Float, R: Float, N: Size>(
@@ -124,18 +156,9 @@ fn normalise<X: Float, P: Float, R: Float, N: Size>(
     if column < width {
         let factor = deviation * Vector::cast_from(weight.read(column));
         let offset = Vector::<f32, N>::cast_from(bias.read(column));
-        let group = CUBE_POS_Y as usize;
-        let end = min((group + 1) * share, rows);
-        let mut row = group * share + UNIT_POS_Y as usize;
-        while row < end {
-            let at = row * width + column;
-            let mut value = (Vector::<f32, N>::cast_from(x.read(at)) - mean) * factor + offset;
-            if comptime!(added) {
-                value += Vector::cast_from(residual.read(at));
-            }
-            y.write(at, Vector::cast_from(activated::<N>(value, slope, activation)));
-            row += height;
-        }
+        write_rows::<X, N>(
+            &x, &residual, &mut y, mean, factor, offset, column, rows, width, share, slope, added, activation, height,
+        );
     }
 }
 
@@ -182,18 +205,9 @@ fn normalise_by<X: Float, P: Float, N: Size>(
         let mean = statistics.read(column) + statistics.read(width + column);
         let factor = statistics.read(2 * width + column) * Vector::cast_from(weight.read(column));
         let offset = Vector::<f32, N>::cast_from(bias.read(column));
-        let group = CUBE_POS_Y as usize;
-        let end = min((group + 1) * share, rows);
-        let mut row = group * share + UNIT_POS_Y as usize;
-        while row < end {
-            let at = row * width + column;
-            let mut value = (Vector::<f32, N>::cast_from(x.read(at)) - mean) * factor + offset;
-            if comptime!(added) {
-                value += Vector::cast_from(residual.read(at));
-            }
-            y.write(at, Vector::cast_from(activated::<N>(value, slope, activation)));
-            row += height;
-        }
+        write_rows::<X, N>(
+            &x, &residual, &mut y, mean, factor, offset, column, rows, width, share, slope, added, activation, height,
+        );
     }
 }
 
