@@ -34,6 +34,9 @@ pub struct GpuArguments {
     /// Times as long for every item, as for a first run, which compiles and tunes all kernels
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = patience)]
     pub patience: f64,
+    /// Run only the parts of an item whose names contain this, such as "gpt2 (124M), 1024 tokens, bf16"
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
     /// Keep all results in this one .tar.gz as well, written anew after each item
     #[arg(long, value_name = "FILE")]
     pub archive: Option<PathBuf>,

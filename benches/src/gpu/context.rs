@@ -37,6 +37,8 @@ pub(crate) struct Context {
     pub(crate) device: Device,
     pub(crate) python: PathBuf,
     pub(crate) record: Record,
+    /// Parts whose names lack this are left out.
+    only: Option<String>,
     size: Size,
     deadline: Instant,
 }
@@ -49,6 +51,7 @@ impl Context {
             device: kiln_cli::device::open(&arguments.device)?,
             python: arguments.python.clone(),
             record,
+            only: arguments.only.clone(),
             size: arguments.size(),
             deadline: Instant::now() + limit(&ITEMS[number - 1], arguments.patience),
         })
@@ -84,6 +87,9 @@ impl Context {
     /// Runs a part of the item. An error or a panic becomes a failed check, and the item continues. If fewer than `seconds` are left, the
     /// part is not run, which is a failed check too.
     pub(crate) fn part(&mut self, what: &str, seconds: u64, part: impl FnOnce(&mut Self) -> Result<()>) {
+        if self.only.as_ref().is_some_and(|only| !what.contains(only.as_str())) {
+            return;
+        }
         if self.left() < Duration::from_secs(seconds) {
             return self.record.check(what, false, format!("not begun: fewer than {seconds} s are left of the item"));
         }

@@ -11,6 +11,8 @@ mod comparison;
 mod context;
 mod failures;
 mod findings;
+#[cfg(feature = "cuda")]
+mod kernels;
 mod list;
 mod measure;
 mod networks;

@@ -47,6 +47,11 @@ impl Images {
         Ok(Self { name: format!("{name}, {size} x {size}"), config, size })
     }
 
+    /// The same network on burn's own layers.
+    pub(crate) fn on_burns_layers(&self) -> Self {
+        Self { name: format!("{}, burn's layers", self.name), config: self.config.clone().with_lean(false), ..*self }
+    }
+
     /// Pixels and labels that differ from sample to sample.
     pub(crate) fn batch(&self, samples: usize) -> ImageBatch {
         let shape = [samples, self.config.channels, self.size, self.size];
@@ -71,6 +76,11 @@ impl Text {
         let full = ("gpt2 (124M)".to_owned(), GptConfig::gpt2(50257, length));
         let (name, config) = context.pick(full, small(4, 64, 64), small(2, 16, 16));
         Self { name: format!("{name}, {} tokens", config.context), config }
+    }
+
+    /// The same network on burn's own layers.
+    pub(crate) fn on_burns_layers(&self) -> Self {
+        Self { name: format!("{}, burn's layers", self.name), config: GptConfig { lean: false, ..self.config.clone() } }
     }
 
     pub(crate) fn batch(&self, samples: usize) -> TextBatch {

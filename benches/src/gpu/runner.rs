@@ -113,6 +113,9 @@ fn one(
     if arguments.quick {
         command.arg("--quick");
     }
+    if let Some(only) = &arguments.only {
+        command.args(["--only", only]);
+    }
     let begun = Instant::now();
     let most = limit(&ITEMS[number - 1], arguments.patience) + Duration::from_secs(GRACE);
     let ended = wait_for_group(&mut command, most, stop);

@@ -29,16 +29,17 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     // The sizes that other items have tuned are first.
     for index in 0..cases.image_batches.len().max(cases.text_batches.len()) {
         for precision in precisions {
-            if let Some(size) = cases.image_batches.get(index) {
-                let what = format!("{}, {precision}, batch {size}", resnet.name);
-                context.part(&what, 4, |context| speed(context, &resnet, precision, *size));
-            }
             if let Some(size) = cases.text_batches.get(index) {
-                let what = format!("{}, {precision}, batch {size}", gpt.name);
-                context.part(&what, 4, |context| speed(context, &gpt, precision, *size));
+                speed(context, &gpt, precision, *size);
+            }
+            if let Some(size) = cases.image_batches.get(index) {
+                speed(context, &resnet, precision, *size);
             }
         }
     }
+    let (images, text) = (cases.images.on_burns_layers(), cases.text.on_burns_layers());
+    speed(context, &text.network().clipped(TEXT_CLIP), Precision::BF16, cases.text_batches[0]);
+    speed(context, &images.network().clipped(IMAGES_CLIP), Precision::BF16, cases.image_batches[0]);
     for precision in precisions {
         let what = format!("{}, {precision}: largest batch", resnet.name);
         context.part(&what, 4, |context| largest(context, &resnet, precision, &limit));
@@ -54,7 +55,12 @@ struct Limit {
     profile: BackendProfile,
 }
 
-fn speed<T: Task<Batch: Sync>>(
+fn speed<T: Task<Batch: Sync>>(context: &mut Context, network: &Network<'_, T>, precision: Precision, samples: usize) {
+    let what = format!("{}, {precision}, batch {samples}", network.name);
+    context.part(&what, 4, |context| steps(context, network, precision, samples));
+}
+
+fn steps<T: Task<Batch: Sync>>(
     context: &mut Context,
     network: &Network<'_, T>,
     precision: Precision,
@@ -66,6 +72,7 @@ fn speed<T: Task<Batch: Sync>>(
     let trainer = || network.trainer(precision, &device, &batch);
     let one = |trainer: &mut Trainer<T>| timed(&plain, || Ok(trainer.step(&batch)?));
     let (_, first) = apart(&plain, || one(&mut trainer()?))?; // kernels are compiled and tuned
+    let what = format!("{}, {precision}, batch {samples}", network.name);
     let (bytes, times, loss) = apart(&plain, || {
         let peak = Peak::start(&plain, gpu);
         let mut trainer = trainer()?;
@@ -79,7 +86,12 @@ fn speed<T: Task<Batch: Sync>>(
             (loss, spent) = (report.loss, spent + milliseconds);
             times.push(milliseconds);
         }
-        Ok((peak.end(), times, loss))
+        let bytes = peak.end();
+        #[cfg(feature = "cuda")]
+        if context.on_cuda() {
+            let _ = super::kernels::record(&mut context.record, &plain, &what, || Ok(trainer.step(&batch)?))?;
+        }
+        Ok((bytes, times, loss))
     })?;
     let [low, median, high] = quartiles(times);
     let speed = 1e3 * samples as f64 / median;
@@ -95,7 +107,6 @@ fn speed<T: Task<Batch: Sync>>(
         ("first step, ms", short(first)),
     ];
     context.record.row(STEPS, &cells);
-    let what = format!("{}, {precision}, batch {samples}", network.name);
     context.record.check(what, loss.is_finite(), format!("{speed:.1} samples/s; loss {loss} of the last step"));
     Ok(())
 }
