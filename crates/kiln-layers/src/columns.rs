@@ -115,11 +115,16 @@ fn add_groups<P: Float, N: Size>(
 
 /// The sum of each column, in `dtype`. Rows are along the last dimension. No dimension is 0.
 pub(crate) fn sums(x: CubeTensor, dtype: DType) -> CubeTensor {
+    let sums = empty(&x, Shape::new([matrix(&x)[1]]), dtype);
+    write_sums(x, &sums);
+    sums
+}
+
+/// Writes the sum of each column to `sums`. Rows are along the last dimension. No dimension is 0.
+pub(crate) fn write_sums(x: CubeTensor, sums: &CubeTensor) {
     let x = into_contiguous(x);
     let (grid, client) = (Grid::of(matrix(&x)), x.client.clone());
-    let columns = grid.columns();
-    let parts = empty(&x, Shape::new([grid.groups, columns]), DType::F32);
-    let sums = empty(&x, Shape::new([columns]), dtype);
+    let parts = empty(&x, Shape::new([grid.groups, grid.columns()]), DType::F32);
     let address = x.required_address_type().max(parts.required_address_type());
     let x_dtype = dtype_to_storage_type(x.dtype);
     sum_groups::launch(
@@ -148,9 +153,8 @@ pub(crate) fn sums(x: CubeTensor, dtype: DType) -> CubeTensor {
         sums.clone().into_linear_view(),
         grid.groups,
         grid.width,
-        dtype_to_storage_type(dtype),
+        dtype_to_storage_type(sums.dtype),
     );
-    sums
 }
 
 #[cube(launch, address_type = "dynamic")]

@@ -120,15 +120,42 @@ pub(super) fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
     rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
 
+/// The classes of a layer on CubeCL devices, in blocks of equal length. Classes that fill the last block have logit and gradient 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    pub(super) count: usize,
+    pub(super) length: usize,
+}
+
+impl Blocks {
+    /// One block without padding for few classes, otherwise four blocks of whole tiles of a product.
+    pub(super) fn of(classes: usize) -> Self {
+        const FEW: usize = 4096;
+        const COUNT: usize = 4;
+        const TILE: usize = 128;
+        if classes < FEW {
+            return Self { count: 1, length: classes };
+        }
+        Self { count: COUNT, length: classes.div_ceil(COUNT).next_multiple_of(TILE) }
+    }
+
+    /// All classes, with those that fill the last block.
+    pub(super) fn classes(self) -> usize {
+        self.count * self.length
+    }
+}
+
 /// Rows of a chunk on CubeCL devices, where products are in the dtype `kept`. As many as a row of `hidden` has values, and in 16 bits half
 /// again as many: the logits of a chunk then have about as many values as the weight, whose gradient each chunk adds to. At least 512, so
-/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits. A multiple of 128, since
-/// on some devices the part of a tensor that a kernel writes must begin at a multiple of 256 bytes.
+/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits. Chunks are about equal,
+/// since a product of few rows takes nearly as long as one of many. A multiple of 128, since on some devices the part of a tensor that a
+/// kernel writes must begin at a multiple of 256 bytes.
 pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize, kept: DType) -> usize {
     const ALIGNED: usize = 128;
     let most = (512 << 20) / (4 * classes.max(1) * ALIGNED);
     let wanted = if kept == DType::F32 { width } else { width + width / 2 };
-    rows.min(wanted.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED).max(1)
+    let most = wanted.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED;
+    rows.min(rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(ALIGNED)).max(1)
 }
 
 /// Logits of hidden rows `[rows, width]` by a weight `[width, classes]`.
@@ -151,8 +178,8 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     4 * (chunk * (width + classes)) + 32 * rows + call.wide(2, 1) + block + logits.max(of_weight)
 }
 
-/// The logits of a chunk and their gradient, four tensors of its rows, a copy of f16 weights in f32, and the part of their gradient that a
-/// chunk adds.
+/// The logits of a chunk and their gradient, four tensors of its rows and one for each of several blocks, a copy of weights that are padded
+/// or f16, the part of their gradient that a chunk adds, and the padding of the sum.
 fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
@@ -160,6 +187,9 @@ fn gpu_scratch(call: &Call<'_>) -> u64 {
     // In f32 the gradient takes the memory of the logits.
     let is_new = kept_dtype(dtype) != DType::F32 && (1..4).any(|output| call.out_elements(output) > 0);
     let of_gradient = if is_new { dtype.size() as u64 } else { 0 };
-    let weights = u64::from(dtype == DType::F16) + u64::from(chunk < rows && call.out_elements(2) > 0);
-    chunk * ((4 + of_gradient) * classes + 16 * width) + call.wide(1, weights)
+    let blocks = Blocks::of(classes as usize);
+    let (all, parts) = (blocks.classes() as u64, if blocks.count > 1 { blocks.count as u64 } else { 0 });
+    let copied = if blocks.count > 1 || dtype == DType::F16 { kept_dtype(dtype).size() as u64 * all } else { 0 };
+    let of_weight = if call.out_elements(2) == 0 { 0 } else { 4 * (all * u64::from(chunk < rows) + all - classes) };
+    chunk * ((4 + of_gradient) * all + (16 + 4 * parts) * width) + width * (copied + of_weight)
 }

@@ -1,10 +1,14 @@
 //! The loss of a linear output layer in CubeCL: for each chunk of rows one product gives the logits, one launch the losses and the gradient of
 //! the logits, and one product each the gradients of hidden rows and weight, with sums in f32.
 //!
-//! Peak memory in addition to inputs and outputs: the logits of a [chunk](chunk_on_gpu) in f32, `chunk classes`, and in bf16 their gradient; for
-//! f16 weights their copy in f32, `width classes`, and rows; with the weight's gradient and more than one chunk a product, `width classes`
-//! in f32, in addition to the sum that is the output.
+//! Many classes are in [blocks](Blocks) of whole tiles of a product: the gradient of the hidden rows, a small matrix with a long sum, is a
+//! product for each block, so that it keeps all multiprocessors busy, and no product reads rows that are not aligned.
+//!
+//! Peak memory in addition to inputs and outputs: the logits of a [chunk](chunk_on_gpu) in f32, `chunk classes`, and in bf16 their gradient;
+//! of weights that are padded or f16 a copy, `width classes`, in bf16 or f32; with the weight's gradient and more than one chunk a product,
+//! `width classes` in f32, in addition to the sum that is the output.
 
+mod blocks;
 mod reduced;
 mod rows;
 
@@ -15,8 +19,9 @@ use burn_cubecl::ops::numeric::add;
 use burn_cubecl::tensor::CubeTensor;
 use kiln_operations::cube::empty;
 
-use super::settings::{LossGradients, LossInputs, LossOptions, Reduction, chunk_on_gpu, kept_dtype};
-use crate::columns::sums;
+use self::blocks::{is_by_class, of_classes, viewed};
+use super::settings::{Blocks, LossGradients, LossInputs, LossOptions, Reduction, chunk_on_gpu, kept_dtype};
+use crate::columns::write_sums;
 
 pub(super) use reduced::scaled;
 pub(super) use rows::takes;
@@ -37,9 +42,9 @@ fn product(left: CubeTensor, right: CubeTensor, out: Option<CubeTensor>, dtype: 
     product.unwrap_or_else(|error| unreachable!("burn has a kernel for each product: {error:?}"))
 }
 
-fn transposed(mut matrix: CubeTensor) -> CubeTensor {
-    matrix.meta.swap(0, 1);
-    matrix
+fn transposed(mut matrices: CubeTensor) -> CubeTensor {
+    matrices.meta.swap(1, 2);
+    matrices
 }
 
 /// Adds to a sum, in its memory.
@@ -48,6 +53,22 @@ fn add_to(sum: &mut Option<CubeTensor>, next: CubeTensor) {
         Some(sum) => add(sum, next),
         None => next,
     });
+}
+
+/// The sum over the rows of each class, of all blocks.
+fn sums_of_classes(of_logits: &CubeTensor, blocks: Blocks) -> CubeTensor {
+    let [_, rows, length]: [usize; 3] = of_logits.meta.shape().dims();
+    let sums = empty(of_logits, Shape::new([blocks.classes()]), DType::F32);
+    if blocks.count == 1 {
+        let strides = [of_logits.meta.strides()[1], 1];
+        write_sums(viewed(of_logits.clone(), [rows, length], strides), &sums);
+        return sums;
+    }
+    for block in 0..blocks.count {
+        let of_block = viewed(part(of_logits, block, 1), [rows, length], [length, 1]);
+        write_sums(of_block, &part(&sums, block * length, length));
+    }
+    sums
 }
 
 /// The loss in f32, `[1]`, or `[rows]` without a reduction, and its wanted gradients: of the hidden rows in the dtype that is kept, of
@@ -61,34 +82,69 @@ pub(super) fn loss_and_gradients(
     let hidden = into_contiguous(inputs.hidden);
     let [count, width]: [usize; 2] = hidden.meta.shape().dims();
     let classes = inputs.weight.meta.shape()[1];
-    let rows =
-        rows::Rows::new([inputs.bias, inputs.class_weights, inputs.targets, inputs.row_weights], options, classes);
+    let blocks = Blocks::of(classes);
+    let rows = rows::Rows::new(
+        [inputs.bias, inputs.class_weights, inputs.targets, inputs.row_weights],
+        options,
+        classes,
+        blocks,
+    );
     let total = (options.reduction == Reduction::Mean).then(|| reduced::total(&rows, count));
-    let weight = cast(inputs.weight, kept);
     let losses = empty(&hidden, Shape::new([count]), DType::F32);
     let of_hidden = wanted[0].then(|| empty(&hidden, Shape::new([count, width]), kept));
     let (mut of_weight, mut of_bias) = (None, None);
+    let by_class = is_by_class(&inputs.weight);
+    let weight = of_classes(inputs.weight, blocks, kept);
     let size = chunk_on_gpu(count, width, classes, kept);
     for first in (0..count).step_by(size) {
         let size = size.min(count - first);
         let hidden = cast(part(&hidden, first, size), kept);
-        let logits = product(hidden.clone(), weight.clone(), None, DType::F32);
+        // burn pads the rows of what it casts.
+        let strides = [hidden.meta.num_elements(), hidden.meta.strides()[0], 1];
+        let hidden = viewed(hidden, [1, size, width], strides);
+        let logits = product(hidden.clone(), transposed(weight.clone()), None, DType::F32);
         let of_logits = wanted.contains(&true).then_some(kept);
         let of_logits = rows.losses(logits, first, part(&losses, first, size), total.as_ref(), of_logits);
         let Some(of_logits) = of_logits else { continue };
         if let Some(of_hidden) = &of_hidden {
             let out = part(of_hidden, first, size);
-            let _written = product(of_logits.clone(), transposed(weight.clone()), Some(out), kept);
+            if blocks.count == 1 {
+                let out = viewed(out, [1, size, width], [size * width, width, 1]);
+                let _written = product(of_logits.clone(), weight.clone(), Some(out), kept);
+            } else {
+                let parts = empty(&out, Shape::new([blocks.count, size, width]), DType::F32);
+                let parts = product(of_logits.clone(), weight.clone(), Some(parts), DType::F32);
+                reduced::sum_of_blocks(parts, &out);
+            }
         }
         if wanted[2] {
-            add_to(&mut of_bias, sums(of_logits.clone(), DType::F32));
+            add_to(&mut of_bias, sums_of_classes(&of_logits, blocks));
         }
         if wanted[1] {
             // Without padding, which burn gives the rows of a product.
-            let out = empty(&of_logits, Shape::new([width, classes]), DType::F32);
-            add_to(&mut of_weight, product(transposed(hidden), of_logits, Some(out), DType::F32));
+            let in_order = |shape| Some(empty(&of_logits, Shape::new(shape), DType::F32));
+            let next = match blocks.count == 1 && !by_class {
+                true => {
+                    let out = in_order([1, width, classes]);
+                    product(transposed(hidden), of_logits, out, DType::F32)
+                }
+                false => {
+                    let out = in_order([blocks.count, blocks.length, width]);
+                    product(transposed(of_logits), hidden, out, DType::F32)
+                }
+            };
+            add_to(&mut of_weight, next);
         }
     }
+    let of_weight = of_weight.map(|sum| {
+        if blocks.count == 1 && !by_class {
+            return viewed(sum, [width, classes], [classes, 1]);
+        }
+        let of_classes = part(&viewed(sum, [blocks.classes(), width], [width, 1]), 0, classes);
+        let of_weight = viewed(of_classes, [width, classes], [1, width]);
+        if by_class { of_weight } else { into_contiguous(of_weight) }
+    });
+    let of_bias = of_bias.map(|sum| part(&sum, 0, classes));
     let loss = match options.reduction {
         Reduction::None => losses,
         _ => reduced::sum(losses, total),

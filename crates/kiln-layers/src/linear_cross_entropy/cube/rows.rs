@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::{empty, has, over, total};
 
-use crate::linear_cross_entropy::settings::LossOptions;
+use crate::linear_cross_entropy::settings::{Blocks, LossOptions};
 
 /// Units of a cube.
 pub(super) const UNITS: usize = 512;
@@ -94,6 +94,8 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
     mut losses: LinearViewMut<'_, f32>,
     mut gradient: LinearViewMut<'_, G>,
     classes: usize,
+    blocks: usize,
+    length: usize,
     pitch: usize,
     gradient_pitch: usize,
     first_row: usize,
@@ -105,33 +107,39 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
 ) {
     let mut places = Shared::<[f32]>::new_slice(UNITS);
     let (row, unit) = (CUBE_POS, UNIT_POS as usize);
-    let first = row * pitch;
+    let rows = CUBE_COUNT;
     let mut largest = f32::min_value();
     let mut sum = 0.0f32;
     // With label smoothing: the sums of the classes' weights, and of their products with the logits.
     let mut of_weights = 0.0f32;
     let mut of_logits = 0.0f32;
-    let mut class = unit;
-    while class < classes {
-        let mut logit = logits.read(first + class);
-        if comptime!(given.bias) {
-            logit += f32::cast_from(bias.read(class));
-        }
-        if logit > largest {
-            sum = sum * (largest - logit).exp() + 1.0f32;
-            largest = logit;
-        } else {
-            sum += (logit - largest).exp();
-        }
-        if comptime!(given.smoothing) {
-            let mut weight = 1.0f32;
-            if comptime!(given.class_weights) {
-                weight = class_weights.read(class);
+    let mut block = 0;
+    while block < blocks {
+        let (begin, first) = (block * length, (block * rows + row) * pitch);
+        let end = min(classes, begin + length);
+        let mut class = begin + unit;
+        while class < end {
+            let mut logit = logits.read(first + class - begin);
+            if comptime!(given.bias) {
+                logit += f32::cast_from(bias.read(class));
             }
-            of_weights += weight;
-            of_logits += weight * logit;
+            if logit > largest {
+                sum = sum * (largest - logit).exp() + 1.0f32;
+                largest = logit;
+            } else {
+                sum += (logit - largest).exp();
+            }
+            if comptime!(given.smoothing) {
+                let mut weight = 1.0f32;
+                if comptime!(given.class_weights) {
+                    weight = class_weights.read(class);
+                }
+                of_weights += weight;
+                of_logits += weight * logit;
+            }
+            class += UNITS;
         }
-        class += UNITS;
+        block += 1;
     }
     let of_unit = largest;
     let largest = largest_of(of_unit, &mut places);
@@ -140,7 +148,8 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
         counted::<T>(first_row + row, &class_weights, &targets, &row_weights, classes, ignored, given);
     let of_target = of_class * on_target;
     let mut mass = of_target;
-    let mut logit = logits.read(first + target);
+    let block = target / length;
+    let mut logit = logits.read((block * rows + row) * pitch + target - block * length);
     if comptime!(given.bias) {
         logit += f32::cast_from(bias.read(target));
     }
@@ -163,25 +172,34 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
         let factor = mass / sum * scale;
         // The gradient may be written over the logits, of which all units have read the target's by now.
         sync_cube();
-        let mut class = unit;
-        while class < classes {
-            let mut logit = logits.read(first + class);
-            if comptime!(given.bias) {
-                logit += f32::cast_from(bias.read(class));
-            }
-            let mut value = (logit - largest).exp() * factor;
-            if comptime!(given.smoothing) {
-                let mut weight = 1.0f32;
-                if comptime!(given.class_weights) {
-                    weight = class_weights.read(class);
+        let mut block = 0;
+        while block < blocks {
+            let (begin, of_row) = (block * length, block * rows + row);
+            let mut class = begin + unit;
+            while class < begin + length {
+                let mut value = 0.0f32;
+                if class < classes {
+                    let mut logit = logits.read(of_row * pitch + class - begin);
+                    if comptime!(given.bias) {
+                        logit += f32::cast_from(bias.read(class));
+                    }
+                    value = (logit - largest).exp() * factor;
+                    if comptime!(given.smoothing) {
+                        let mut weight = 1.0f32;
+                        if comptime!(given.class_weights) {
+                            weight = class_weights.read(class);
+                        }
+                        value -= weight * (scale * on_each);
+                    }
+                    if class == target {
+                        value -= of_target * scale;
+                    }
                 }
-                value -= weight * (scale * on_each);
+                let value = select(weight == 0.0f32, 0.0f32, value);
+                gradient.write(of_row * gradient_pitch + class - begin, G::cast_from(value));
+                class += UNITS;
             }
-            if class == target {
-                value -= of_target * scale;
-            }
-            gradient.write(row * gradient_pitch + class, G::cast_from(select(weight == 0.0f32, 0.0f32, value)));
-            class += UNITS;
+            block += 1;
         }
     }
 }
@@ -193,6 +211,7 @@ pub(super) struct Rows {
     pub(super) targets: CubeTensor,
     pub(super) row_weights: CubeTensor,
     pub(super) classes: usize,
+    blocks: Blocks,
     /// The class whose rows do not count, if it is one.
     pub(super) ignored: i32,
     pub(super) given: Given,
@@ -202,7 +221,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// From bias, weights of the classes, targets, and weights of the rows.
-    pub(super) fn new(tensors: [CubeTensor; 4], options: LossOptions, classes: usize) -> Self {
+    pub(super) fn new(tensors: [CubeTensor; 4], options: LossOptions, classes: usize, blocks: Blocks) -> Self {
         let there = |tensor: &CubeTensor| tensor.meta.num_elements() > 0;
         let [bias, class_weights, targets, row_weights] = tensors.map(into_contiguous);
         // Other targets to ignore are not classes, so their rows do not count anyway.
@@ -226,6 +245,7 @@ impl Rows {
             targets,
             row_weights,
             classes,
+            blocks,
             ignored: ignored.unwrap_or(0) as i32,
             given,
             on_each: options.label_smoothing / classes as f32,
@@ -233,8 +253,8 @@ impl Rows {
         }
     }
 
-    /// Writes the losses of rows from row `first` on, and returns the gradient of their logits in a dtype, if it is wanted, divided by
-    /// `total`. In f32 it takes the memory of the logits.
+    /// Writes the losses of rows from row `first` on, and returns the gradient of their logits `[blocks, rows, length]` in a dtype, if it
+    /// is wanted, divided by `total`. Classes that fill the last block have gradient 0. In f32 it takes the memory of the logits.
     pub(super) fn losses(
         &self,
         logits: CubeTensor,
@@ -243,22 +263,22 @@ impl Rows {
         total: Option<&CubeTensor>,
         gradient: Option<DType>,
     ) -> Option<CubeTensor> {
-        let [rows, classes]: [usize; 2] = logits.meta.shape().dims();
+        let [count, rows, length]: [usize; 3] = logits.meta.shape().dims();
         // Rows of a product may be padded.
-        let (meta, pitch) = (logits.meta.clone(), logits.meta.strides()[0]);
-        let line = Shape::new([(rows - 1) * pitch + classes]);
+        let (meta, pitch) = (logits.meta.clone(), logits.meta.strides()[1]);
+        let line = Shape::new([(count * rows - 1) * pitch + length]);
         let logits =
             CubeTensor::new_contiguous(logits.client.clone(), logits.device.clone(), line, logits.handle, DType::F32);
         let given = Given { mean: total.is_some(), gradient: gradient.is_some(), ..self.given };
         let (gradient, written, gradient_pitch, dtype) = match gradient {
-            None => (None, losses.clone().into_linear_view(), classes, DType::F32),
+            None => (None, losses.clone().into_linear_view(), length, DType::F32),
             Some(DType::F32) => {
                 let (line, view) = over(&logits, 0);
                 (Some(CubeTensor { meta, ..line }), view, pitch, DType::F32)
             }
             Some(dtype) => {
-                let gradient = empty(&logits, Shape::new([rows, classes]), dtype);
-                (Some(gradient.clone()), gradient.into_linear_view(), classes, dtype)
+                let gradient = empty(&logits, meta.shape().clone(), dtype);
+                (Some(gradient.clone()), gradient.into_linear_view(), length, dtype)
             }
         };
         losses_of_rows::launch(
@@ -274,7 +294,9 @@ impl Rows {
             total.unwrap_or(&self.row_weights).clone().into_linear_view(),
             losses.into_linear_view(),
             written,
-            classes,
+            self.classes,
+            self.blocks.count,
+            self.blocks.length,
             pitch,
             gradient_pitch,
             first,

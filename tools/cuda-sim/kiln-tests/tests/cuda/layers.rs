@@ -259,6 +259,14 @@ fn losses() {
                 assert_same(("loss without bias", Products), &[[13, 7], [7, 29]], dtype, |x, device| {
                     loss.forward(x[0].clone(), x[1].clone(), None, targets(device)).unwrap()
                 });
+                // Blocks of classes, by rows of the weight and by classes.
+                assert_same(("many classes", Products), &[[13, 8], [8, 4101], [1, 4101]], dtype, |x, device| {
+                    let bias = x[2].clone().reshape([4101]);
+                    loss.forward(x[0].clone(), x[1].clone(), Some(bias), targets(device)).unwrap()
+                });
+                assert_same(("an embedding's classes", Products), &[[13, 8], [4101, 8]], dtype, |x, device| {
+                    loss.forward(x[0].clone(), x[1].clone().transpose(), None, targets(device)).unwrap()
+                });
                 // Three chunks, the last of which is short.
                 assert_same(("chunks of the loss", Products), &[[1100, 5], [5, 9], [1, 9]], dtype, |x, device| {
                     let classes = (0..1100).map(|row| row * row % 11 - 1).collect();
