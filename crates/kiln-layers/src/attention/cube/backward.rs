@@ -5,7 +5,9 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::tiles::{COLUMNS, HALF, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
+use super::tiles::{
+    COLUMNS, OF_PLANE, PLANE, Place, QUAD, Quad, SHARE, add_weighted, load, pitch, scores, seen, share, write, zeros,
+};
 use crate::attention::cost::TILE;
 
 /// The gradient of the queries, and the product of each query's output with its gradient.
@@ -38,13 +40,14 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
     let vector = N::value();
     let units = comptime!(planes * PLANE);
     let width = comptime!(depth / vector);
-    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * width);
-    let mut row_gradients = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * width);
-    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
-    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
-    let mut products = Shared::<[f32]>::new_slice(planes * TILE * COLUMNS);
-    let mut of_weights = Shared::<[f32]>::new_slice(planes * TILE * COLUMNS);
-    let mut changes = Shared::<[E]>::new_slice(planes * TILE * COLUMNS);
+    let pitch = comptime!(pitch(depth, vector));
+    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * pitch);
+    let mut row_gradients = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * pitch);
+    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * pitch);
+    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * pitch);
+    let mut products = Shared::<[Quad<f32>]>::new_slice(planes * OF_PLANE);
+    let mut of_weights = Shared::<[Quad<f32>]>::new_slice(planes * OF_PLANE);
+    let mut changes = Shared::<[Quad<E>]>::new_slice(planes * OF_PLANE);
     let mut halves = Shared::<[f32]>::new_slice(units);
     let plane = UNIT_POS_Y as usize;
     let unit = UNIT_POS as usize;
@@ -56,13 +59,12 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
     load::<E, N>(&gradient, &mut row_gradients, &of_gradient, sample, head, first, time, planes * TILE, width, units);
     sync_cube();
     let row = min(first + unit / 2, time - 1);
-    let half = (unit % 2) * HALF;
     let mut product = 0.0f32;
     let mut part = unit % 2;
     while part < width {
         let of_output =
             Vector::<f32, N>::cast_from(output.read(of_output.of_head(sample, head) + row * of_output.row + part));
-        let values = of_output * Vector::cast_from(row_gradients[(unit / 2) * width + part]);
+        let values = of_output * Vector::cast_from(row_gradients[(unit / 2) * pitch + part]);
         product += values.vector_sum();
         part += 2;
     }
@@ -86,19 +88,23 @@ pub(super) fn queries_gradient<E: Float, N: Size>(
         sync_cube();
         scores::<E, N>(&rows, &columns, &mut products, plane, depth);
         scores::<E, N>(&row_gradients, &weighted, &mut of_weights, plane, depth);
-        sync_cube();
         #[unroll]
-        for column in 0..HALF {
-            let place = (unit / 2) * COLUMNS + half + column;
-            let weight = (products[place] * scale - log_sum).exp();
-            let change = weight * (of_weights[place] - product) * scale;
-            changes[place] = E::cast_from(select(start + half + column < of_row, change, 0.0f32));
+        for index in 0..SHARE {
+            let (place, column) = share(unit, index);
+            let (scores, gradients) = (products[place], of_weights[place]);
+            let mut quad = Quad::<E>::new(E::from_int(0));
+            #[unroll]
+            for value in 0..QUAD {
+                let weight = (scores.extract(value) * scale - log_sum).exp();
+                let change = weight * (gradients.extract(value) - product) * scale;
+                quad.insert(value, E::cast_from(select(start + column + value < of_row, change, 0.0f32)));
+            }
+            changes[place] = quad;
         }
-        sync_cube();
+        sync_plane();
         add_weighted::<E, N>(&changes, &columns, &sums, plane, depth);
         start += COLUMNS;
     }
-    sync_cube();
     write::<E, N>(&sums, &mut products, &mut result, &of_result, sample, head, first, time, plane, depth);
 }
 
@@ -132,14 +138,17 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
     let vector = N::value();
     let units = comptime!(planes * PLANE);
     let width = comptime!(depth / vector);
-    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * width);
-    let mut row_values = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * width);
-    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
-    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
-    let mut products = Shared::<[f32]>::new_slice(planes * TILE * COLUMNS);
-    let mut of_weights = Shared::<[f32]>::new_slice(planes * TILE * COLUMNS);
-    let mut weights = Shared::<[E]>::new_slice(planes * TILE * COLUMNS);
-    let mut changes = Shared::<[E]>::new_slice(planes * TILE * COLUMNS);
+    let pitch = comptime!(pitch(depth, vector));
+    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * pitch);
+    let mut row_values = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * pitch);
+    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * pitch);
+    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * pitch);
+    let mut products = Shared::<[Quad<f32>]>::new_slice(planes * OF_PLANE);
+    let mut of_weights = Shared::<[Quad<f32>]>::new_slice(planes * OF_PLANE);
+    let mut weights = Shared::<[Quad<E>]>::new_slice(planes * OF_PLANE);
+    let mut changes = Shared::<[Quad<E>]>::new_slice(planes * OF_PLANE);
+    let mut log_sums_of = Shared::<[f32]>::new_slice(COLUMNS);
+    let mut outputs_of = Shared::<[f32]>::new_slice(COLUMNS);
     let plane = UNIT_POS_Y as usize;
     let unit = UNIT_POS as usize;
     let kv_head = CUBE_POS_Y as usize % kv_heads;
@@ -149,7 +158,6 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
     load::<E, N>(&keys, &mut rows, &of_keys, sample, kv_head, first, count, planes * TILE, width, units);
     load::<E, N>(&values, &mut row_values, &of_values, sample, kv_head, first, count, planes * TILE, width, units);
     let row = first + unit / 2;
-    let half = (unit % 2) * HALF;
     let mut begin = 0usize;
     if comptime!(causal) {
         // The first query that sees the first of the keys.
@@ -167,29 +175,40 @@ pub(super) fn keys_gradient<E: Float, N: Size>(
             sync_cube();
             load::<E, N>(&queries, &mut columns, &of_queries, sample, head, start, time, COLUMNS, width, units);
             load::<E, N>(&gradient, &mut weighted, &of_gradient, sample, head, start, time, COLUMNS, width, units);
+            if unit < COLUMNS {
+                let of_query = (sample * heads + head) * time + min(start + unit, time - 1);
+                log_sums_of[unit] = log_sums.read(of_query);
+                outputs_of[unit] = of_outputs.read(of_query);
+            }
             sync_cube();
             scores::<E, N>(&rows, &columns, &mut products, plane, depth);
             scores::<E, N>(&row_values, &weighted, &mut of_weights, plane, depth);
-            sync_cube();
             #[unroll]
-            for column in 0..HALF {
-                let place = (unit / 2) * COLUMNS + half + column;
-                let query = start + half + column;
-                let of_query = (sample * heads + head) * time + min(query, time - 1);
-                let is_seen = query < time && row < seen(query, time, count, causal);
-                let weight = select(is_seen, (products[place] * scale - log_sums.read(of_query)).exp(), 0.0f32);
-                let change = weight * (of_weights[place] - of_outputs.read(of_query)) * scale;
-                weights[place] = E::cast_from(weight);
-                changes[place] = E::cast_from(select(is_seen, change, 0.0f32));
+            for index in 0..SHARE {
+                let (place, column) = share(unit, index);
+                let (scores, gradients) = (products[place], of_weights[place]);
+                let mut quad = Quad::<E>::new(E::from_int(0));
+                let mut of_change = Quad::<E>::new(E::from_int(0));
+                #[unroll]
+                for value in 0..QUAD {
+                    let column = column + value;
+                    let is_seen = start + column < time && row < seen(start + column, time, count, causal);
+                    let weight = (scores.extract(value) * scale - log_sums_of[column]).exp();
+                    let weight = select(is_seen, weight, 0.0f32);
+                    let change = weight * (gradients.extract(value) - outputs_of[column]) * scale;
+                    quad.insert(value, E::cast_from(weight));
+                    of_change.insert(value, E::cast_from(select(is_seen, change, 0.0f32)));
+                }
+                weights[place] = quad;
+                changes[place] = of_change;
             }
-            sync_cube();
+            sync_plane();
             add_weighted::<E, N>(&changes, &columns, &of_keys_sum, plane, depth);
             add_weighted::<E, N>(&weights, &weighted, &of_values_sum, plane, depth);
             start += COLUMNS;
         }
         member += 1;
     }
-    sync_cube();
     write::<E, N>(
         &of_keys_sum,
         &mut products,

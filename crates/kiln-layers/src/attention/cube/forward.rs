@@ -8,7 +8,9 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::tiles::{COLUMNS, HALF, PLANE, Place, add_weighted, load, scores, seen, write, zeros};
+use super::tiles::{
+    COLUMNS, OF_PLANE, PLANE, Place, QUAD, Quad, SHARE, add_weighted, load, pitch, scores, seen, share, write, zeros,
+};
 use crate::attention::cost::TILE;
 
 #[cube(launch, address_type = "dynamic")]
@@ -35,11 +37,12 @@ pub(super) fn attend<E: Float, N: Size>(
     let vector = N::value();
     let units = comptime!(planes * PLANE);
     let width = comptime!(depth / vector);
-    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * width);
-    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
-    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * width);
-    let mut products = Shared::<[f32]>::new_slice(planes * TILE * COLUMNS);
-    let mut weights = Shared::<[E]>::new_slice(planes * TILE * COLUMNS);
+    let pitch = comptime!(pitch(depth, vector));
+    let mut rows = Shared::<[Vector<E, N>]>::new_slice(planes * TILE * pitch);
+    let mut columns = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * pitch);
+    let mut weighted = Shared::<[Vector<E, N>]>::new_slice(COLUMNS * pitch);
+    let mut products = Shared::<[Quad<f32>]>::new_slice(planes * OF_PLANE);
+    let mut weights = Shared::<[Quad<E>]>::new_slice(planes * OF_PLANE);
     let mut largest_of = Shared::<[f32]>::new_slice(units);
     let mut sum_of = Shared::<[f32]>::new_slice(units);
     let plane = UNIT_POS_Y as usize;
@@ -52,7 +55,6 @@ pub(super) fn attend<E: Float, N: Size>(
     let end = seen(min(first + planes * TILE, time) - 1, time, count, causal);
     // Each unit has half of the columns of a row.
     let row = first + unit / 2;
-    let half = (unit % 2) * HALF;
     let of_row = seen(min(row, time - 1), time, count, causal);
     let mut largest = f32::min_value();
     let mut sum = 0.0f32;
@@ -62,17 +64,27 @@ pub(super) fn attend<E: Float, N: Size>(
         load::<E, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, width, units);
         sync_cube();
         scores::<E, N>(&rows, &columns, &mut products, plane, depth);
-        sync_cube();
+        let mut of_all = largest;
         #[unroll]
-        for column in 0..HALF {
-            if start + half + column < of_row {
-                let score = products[(unit / 2) * COLUMNS + half + column] * scale;
-                if score > largest {
-                    sum = sum * (largest - score).exp() + 1.0f32;
-                    largest = score;
-                } else {
-                    sum += (score - largest).exp();
-                }
+        for index in 0..SHARE {
+            let (place, column) = share(unit, index);
+            let scores = products[place];
+            #[unroll]
+            for value in 0..QUAD {
+                let score = select(start + column + value < of_row, scores.extract(value) * scale, f32::min_value());
+                of_all = max(of_all, score);
+            }
+        }
+        sum *= (largest - of_all).exp();
+        largest = of_all;
+        #[unroll]
+        for index in 0..SHARE {
+            let (place, column) = share(unit, index);
+            let scores = products[place];
+            #[unroll]
+            for value in 0..QUAD {
+                let weight = (scores.extract(value) * scale - largest).exp();
+                sum += select(start + column + value < of_row, weight, 0.0f32);
             }
         }
         start += COLUMNS;
@@ -96,17 +108,21 @@ pub(super) fn attend<E: Float, N: Size>(
         load::<E, N>(&values, &mut weighted, &of_values, sample, kv_head, start, count, COLUMNS, width, units);
         sync_cube();
         scores::<E, N>(&rows, &columns, &mut products, plane, depth);
-        sync_cube();
         #[unroll]
-        for column in 0..HALF {
-            let place = (unit / 2) * COLUMNS + half + column;
-            let weight = (products[place] * scale - log_sum).exp();
-            weights[place] = E::cast_from(select(start + half + column < of_row, weight, 0.0f32));
+        for index in 0..SHARE {
+            let (place, column) = share(unit, index);
+            let scores = products[place];
+            let mut quad = Quad::<E>::new(E::from_int(0));
+            #[unroll]
+            for value in 0..QUAD {
+                let weight = (scores.extract(value) * scale - log_sum).exp();
+                quad.insert(value, E::cast_from(select(start + column + value < of_row, weight, 0.0f32)));
+            }
+            weights[place] = quad;
         }
-        sync_cube();
+        sync_plane();
         add_weighted::<E, N>(&weights, &weighted, &sums, plane, depth);
         start += COLUMNS;
     }
-    sync_cube();
     write::<E, N>(&sums, &mut products, &mut output, &of_output, sample, head, first, time, plane, depth);
 }

@@ -25,7 +25,9 @@ use forward::attend;
 use tiles::{PLANE, PlaceLaunch};
 
 /// Values that a unit reads at once.
-const VECTOR: usize = 4;
+const VECTOR: usize = 8;
+/// The most shared memory that a kernel takes, which all devices with tensor cores for these dtypes have.
+const SHARED: usize = 64 << 10;
 
 /// Whether the kernels take heads of this depth and dtype on a device.
 pub(super) fn takes(device: &CubeDevice, settings: &Settings, dtype: DType, depth: usize) -> bool {
@@ -39,7 +41,7 @@ pub(super) fn takes(device: &CubeDevice, settings: &Settings, dtype: DType, dept
         && settings.key_lengths.is_none()
         && on_tensor_cores(dtype, depth)
         && [hardware.plane_size_min, hardware.plane_size_max] == [PLANE as u32; 2]
-        && hardware.max_shared_memory_size >= 48 * 1024
+        && hardware.max_shared_memory_size >= SHARED
         && properties.features.matmul.cmma.contains(&config)
 }
 
