@@ -57,6 +57,7 @@ mod columns;
 mod composed;
 mod conv2d;
 mod dropout;
+mod embedding;
 mod error;
 mod grid;
 mod group_norm;
@@ -65,6 +66,8 @@ mod linear_cross_entropy;
 mod max_pool;
 mod norm;
 mod norm_conv2d;
+#[cfg(feature = "cube")]
+mod products;
 mod projected_attention;
 mod rotary;
 mod segmentation_loss;
@@ -83,6 +86,7 @@ pub use batch_norm::{
 pub use check::takes;
 pub use conv2d::conv2d;
 pub use dropout::dropout;
+pub use embedding::embedding;
 pub use error::Error;
 pub use group_norm::{group_norm, instance_norm};
 pub use linear::{activation_linear, linear, norm_linear};

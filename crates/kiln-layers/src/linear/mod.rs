@@ -11,6 +11,7 @@ mod settings;
 mod values;
 #[cfg(feature = "flex")]
 mod weight;
+mod weight_product;
 
 use burn::backend::DispatchTensor;
 use burn::nn::Linear;

@@ -21,6 +21,9 @@ use crate::columns::matrix;
 const COLUMNS: usize = 16;
 /// The most units of a cube.
 const UNITS: usize = WIDEST_ON_GPU / COLUMNS;
+/// Places of a row, and units for each of them, of a cube that adds the parts of other cubes.
+const PLACES: usize = 32;
+const HEIGHT: usize = 8;
 /// Units of a cube for rows of this width.
 fn units(width: usize) -> usize {
     width.div_ceil(COLUMNS).next_power_of_two().clamp(128, UNITS)
@@ -153,7 +156,7 @@ fn backward_rows<X: Float, P: Float, G: Float>(
     }
 }
 
-/// Adds the parts of all cubes. A unit takes one place of a row.
+/// Adds the parts of all cubes. The units above each other take one place of a row.
 #[cube(launch, address_type = "dynamic")]
 fn add_parts<P: Float>(
     parts: LinearView<'_, f32>,
@@ -163,15 +166,28 @@ fn add_parts<P: Float>(
     width: usize,
     #[define(P)] _dtype: ElemType,
 ) {
-    let place = ABSOLUTE_POS;
+    let mut weights = Shared::<[f32]>::new_slice(PLACES * HEIGHT);
+    let mut biases = Shared::<[f32]>::new_slice(PLACES * HEIGHT);
+    let unit = UNIT_POS as usize;
+    let place = CUBE_POS_X as usize * PLACES + UNIT_POS_X as usize;
+    let mut weight = 0.0f32;
+    let mut bias = 0.0f32;
     if place < width {
-        let mut weight = 0.0f32;
-        let mut bias = 0.0f32;
-        let mut group = 0;
+        let mut group = UNIT_POS_Y as usize;
         while group < groups {
             weight += parts.read(2 * group * width + place);
             bias += parts.read((2 * group + 1) * width + place);
-            group += 1;
+            group += HEIGHT;
+        }
+    }
+    weights[unit] = weight;
+    biases[unit] = bias;
+    sync_cube();
+    if place < width && UNIT_POS_Y == 0 {
+        #[unroll]
+        for above in 1..HEIGHT {
+            weight += weights[above * PLACES + unit];
+            bias += biases[above * PLACES + unit];
         }
         of_weight.write(place, P::cast_from(weight));
         of_bias.write(place, P::cast_from(bias));
@@ -242,11 +258,10 @@ pub(super) fn backward(
         width.div_ceil(units),
         [x.dtype, weight.dtype, gradient.dtype].map(dtype_to_storage_type),
     );
-    const PLACES: usize = 64;
     add_parts::launch(
         &x.client.clone(),
         CubeCount::Static(width.div_ceil(PLACES) as u32, 1, 1),
-        CubeDim::new_1d(PLACES as u32),
+        CubeDim::new_2d(PLACES as u32, HEIGHT as u32),
         address,
         parts.into_linear_view(),
         of_weight.clone().into_linear_view(),

@@ -83,7 +83,11 @@ impl Gpt {
     fn embed_after(&self, past: usize, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         let positions_tc = self.wpe.weight.val().narrow(0, past, t);
-        let x_btc = self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze());
+        let words_btc = match usable(self.lean, &positions_tc) {
+            true => output(kiln_layers::embedding(&self.wte, ids_bt)),
+            false => self.wte.forward(ids_bt),
+        };
+        let x_btc = self.drop.forward(words_btc + positions_tc.unsqueeze());
         match self.h.first() {
             Some(block) => x_btc.cast(block.dtype()),
             None => x_btc,

@@ -13,8 +13,8 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{
     Activation, AttentionOptions, LinearCrossEntropy, Mask, NormActivation, Reduction, RotaryOptions,
     activation_linear, add_relu, attention, batch_norm_activated, batch_norm_add_relu, conv2d, conv2d_batch_norm_relu,
-    gelu, gelu_tanh, group_norm, layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu, residual_end,
-    rms_norm, rotary, self_attention, silu, softmax, swiglu,
+    embedding, gelu, gelu_tanh, group_norm, layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu,
+    residual_end, rms_norm, rotary, self_attention, silu, softmax, swiglu,
 };
 
 use crate::sim::with_card;
@@ -173,6 +173,39 @@ fn gradients_of_parameters() {
                     for (got, expected) in got.iter().zip(expected) {
                         let close = (got - expected).abs() < within.tolerance(dtype) * largest;
                         assert!(close, "{dtype:?} {rows} x {width} part {part}: {got}, {expected}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn gradients_of_embeddings() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            // Several cubes, ids that are not looked at in one round, one row for most ids, and rows without ids.
+            for (rows, width, count) in [(1, 1, 1), (37, 12, 50), (700, 5, 2500), (9, 2100, 30)] {
+                let ids: Vec<i64> = (0..count).map(|id| if id % 3 == 0 { id * id % rows } else { rows / 2 }).collect();
+                let run = |device: Device, dtype: DType| {
+                    let device = device.autodiff();
+                    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, count as usize]), &device);
+                    let [rows, width] = [rows as usize, width];
+                    let mut words = module(|device| EmbeddingConfig::new(rows, width).init(device), &device, dtype);
+                    words.weight = Param::from_tensor(words.weight.val().detach().require_grad());
+                    let y = embedding(&words, ids).unwrap();
+                    let weights = numbers(y.dims(), 4, DType::F32, &device);
+                    let gradients = (y.clone().cast(DType::F32) * weights).sum().backward();
+                    [values(y), values(words.weight.val().grad(&gradients).unwrap())]
+                };
+                // The CPU device would add in 16 bits.
+                let (got, expected) = (run(Device::cuda(0), dtype), run(Device::flex(), DType::F32));
+                for (got, expected) in got.iter().zip(&expected) {
+                    let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
+                    assert_eq!(got.len(), expected.len());
+                    for (got, expected) in got.iter().zip(expected) {
+                        let close = (got - expected).abs() < Roundings.tolerance(dtype) * largest;
+                        assert!(close, "{dtype:?} {rows} x {width} at {count}: {got}, {expected}");
                     }
                 }
             }

@@ -1,0 +1,98 @@
+//! The rows of an embedding as an operation of burn's graph.
+#![cfg_attr(not(feature = "cube"), allow(dead_code, reason = "other devices have burn's operation"))]
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, IndexingUpdateOp, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
+
+use crate::composed::full;
+
+/// The rows of a weight `[rows, width]` at ids `[count]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lookup;
+
+#[derive(Clone, Copy, Debug)]
+enum Rows {
+    /// From weight and ids.
+    Forward,
+    /// The gradient of a weight of so many rows, from the gradient of the rows and ids.
+    Backward(usize),
+}
+
+static FORWARD: Cost = Cost::new("kiln::embedding");
+static BACKWARD: Cost = Cost::new("kiln::embedding_gradient");
+
+impl Kernel for Rows {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward => &FORWARD,
+            Self::Backward(_) => &BACKWARD,
+        }
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        let (shape, dtype) = &inputs[0];
+        let rows = match self {
+            Self::Forward => inputs[1].0[0],
+            Self::Backward(rows) => *rows,
+        };
+        vec![(Shape::new([rows, shape[1]]), *dtype)]
+    }
+
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        let [tensor, ids] = all(inputs);
+        let ids = B::int(ids);
+        vec![match self {
+            Self::Forward => B::float_select(tensor, 0, ids),
+            Self::Backward(rows) => {
+                let shape = Shape::new([*rows, tensor.shape()[1]]);
+                let zeros = full::<B>(shape, 0.0, &tensor.device(), tensor.dtype());
+                B::float_select_assign(zeros, 0, ids, tensor, IndexingUpdateOp::Add)
+            }
+        }]
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        let width = inputs[0].0[1];
+        let has_values = inputs.iter().all(|(shape, _)| shape.num_elements() > 0);
+        let takes =
+            matches!(self, Self::Backward(rows) if *rows > 0) && has_values && super::cube::takes(device, width);
+        takes.then_some(Self::launch)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Rows {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let [gradient, ids] = all(inputs);
+        let Self::Backward(rows) = self else { unreachable!("the rows are burn's operation") };
+        vec![super::cube::gradient(gradient, ids, *rows)]
+    }
+}
+
+impl Operation for Lookup {
+    const NAME: &'static str = "embedding";
+
+    /// The ids, and the number of rows.
+    type Saved<B: KernelBackend> = (FloatTensor<B>, usize);
+
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let saved = Some((inputs[1].clone(), inputs[0].shape()[0]));
+        Computed { outputs: B::run(&Rows::Forward, inputs), saved }
+    }
+
+    fn gradient<B: KernelBackend>(
+        &self,
+        (ids, rows): Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        _: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        vec![B::run(&Rows::Backward(rows), vec![gradient, ids]).pop(), None]
+    }
+}
