@@ -66,8 +66,6 @@ mod linear_cross_entropy;
 mod max_pool;
 mod norm;
 mod norm_conv2d;
-#[cfg(feature = "cube")]
-mod products;
 mod projected_attention;
 mod rotary;
 mod segmentation_loss;

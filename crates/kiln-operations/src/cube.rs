@@ -63,41 +63,22 @@ mod sums {
     use burn_cubecl::cubecl;
     use cubecl::prelude::*;
 
-    /// The most values that each unit adds, at the end.
-    const FEW: usize = 16;
-
-    /// The rounds after which at most [`FEW`] of the units' sums are left, when each adds eight.
-    fn rounds(units: usize) -> usize {
-        (0..).find(|rounds| units >> (3 * rounds) <= FEW).unwrap_or_default()
-    }
-
-    /// The sum of the units' values, the same in all units, of which there is a power of two. `sums` has a place for each. Eight values are
-    /// added at a time: to wait for all units takes longer.
+    /// The sum of the units' values, the same in all units. `sums` has a place for each.
     #[cube]
     pub fn total(value: f32, sums: &mut Shared<[f32]>, #[comptime] units: usize) -> f32 {
         let unit = UNIT_POS as usize;
-        let rounds = comptime!(rounds(units));
+        let levels = comptime!(units.ilog2());
         sums[unit] = value;
         sync_cube();
         #[unroll]
-        for round in 0..rounds {
-            let left = comptime!(units >> (3 * (round + 1)));
-            if unit < left {
-                let mut sum = sums[unit];
-                #[unroll]
-                for other in 1..8usize {
-                    sum += sums[unit + other * left];
-                }
-                sums[unit] = sum;
+        for level in 0..levels {
+            let half = units >> (level as usize + 1);
+            if unit < half {
+                sums[unit] += sums[unit + half];
             }
             sync_cube();
         }
-        let left = comptime!(units >> (3 * rounds));
-        let mut sum = sums[0];
-        #[unroll]
-        for other in 1..left {
-            sum += sums[other];
-        }
+        let sum = sums[0];
         sync_cube();
         sum
     }

@@ -1,7 +1,7 @@
 //! Linear layers with a prologue in a backend's own operations.
 //!
 //! Peak memory in addition to inputs and outputs: the prologue's output in the dtype of the input, `rows inputs`, and its gradient, which
-//! is as large; for parameters in another dtype their copies; [parts](super::settings::parts) of the weight's gradient in f32. The products run in the dtype of the input. Multiply-adds:
+//! is as large; for parameters in another dtype their copies. The products run in the dtype of the input. Multiply-adds:
 //! `rows inputs outputs` in each direction and for the weight's gradient.
 
 use burn::backend::tensor::FloatTensor;
@@ -10,7 +10,6 @@ use burn::tensor::{DType, Shape};
 use kiln_operations::KernelBackend;
 
 use super::Prologue;
-use super::weight_product::weight_product;
 use crate::activation::{activated, activation_gradient};
 use crate::bias::{add_bias, bias_gradient};
 use crate::composed::{Wide, full};
@@ -69,7 +68,7 @@ pub(super) fn weight_gradient<B: KernelBackend>(
     let [h, _] = prologue::<B>(x, norm, kind);
     let gradient = matrix::<B>(gradient);
     let of_bias = bias_gradient::<B>(gradient.clone(), dtype);
-    let of_weight = weight_product::<B>(matrix::<B>(h), gradient);
+    let of_weight = B::float_matmul(B::float_transpose(matrix::<B>(h)), gradient);
     [Wide::<B>::of(&of_weight).narrow(dtype), of_bias]
 }
 

@@ -11,7 +11,6 @@ mod settings;
 mod values;
 #[cfg(feature = "flex")]
 mod weight;
-mod weight_product;
 
 use burn::backend::DispatchTensor;
 use burn::nn::Linear;

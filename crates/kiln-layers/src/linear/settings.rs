@@ -20,20 +20,6 @@ pub(super) const ROWS: usize = 256;
 /// Rows of a 16-bit weight that are widened at a time.
 pub(super) const BLOCK: usize = 256;
 
-/// Parts of the rows that a weight's gradient is the sum of on CubeCL devices: as many as make several tiles for each multiprocessor of a
-/// GPU, if each part has enough rows. The parts of a matrix of 768 x 768 and 8,192 rows take 19 MB.
-pub(super) fn parts(rows: usize, inputs: usize, outputs: usize) -> usize {
-    const TILE: usize = 128;
-    const TILES: usize = 640;
-    const ROWS: usize = 1024;
-    let tiles = inputs.div_ceil(TILE) * outputs.div_ceil(TILE);
-    let mut parts = 1;
-    while 2 * parts * tiles <= TILES && rows.is_multiple_of(2 * parts) && rows / (2 * parts) >= ROWS {
-        parts *= 2;
-    }
-    parts
-}
-
 /// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue.
 pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
@@ -48,7 +34,7 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     any_order: &[4],
     same_layout: &[(4, 0)],
     cpu_scratch: |call, cpu| scratch(call, 4, 1, cpu),
-    gpu_scratch: |call| 2 * call.bytes(0) + of_parts(call),
+    gpu_scratch: |call| 2 * call.bytes(0),
     multiply_adds: |call| multiply_adds(call, 4),
     ..Cost::new("kiln::linear_weight_backward")
 };
@@ -61,15 +47,6 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
     multiply_adds: |call| multiply_adds(call, 4),
     ..Cost::new("kiln::linear_input_backward")
 };
-
-/// Bytes of the parts of the weight's gradient.
-fn of_parts(call: &Call<'_>) -> u64 {
-    let [inputs, outputs] = [call.dim(4, 0), call.dim(4, 1)].map(|size| size as usize);
-    match parts(call.elements(0) as usize / inputs.max(1), inputs, outputs) {
-        1 => 0,
-        parts => call.wide(4, parts as u64),
-    }
-}
 
 /// With a prologue or in 16 bits: `copies` of the inputs of some rows. In 16 bits also the outputs, and some lines of the weight.
 fn scratch(call: &Call<'_>, weight: usize, copies: u64, cpu: &Cpu) -> u64 {

@@ -8,10 +8,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
+use cubecl::zspace::metadata::Metadata;
 use kiln_operations::cube::empty;
 
 use crate::linear_cross_entropy::settings::Blocks;
-use crate::products::viewed;
 
 /// Values of a unit.
 const VECTOR: usize = 4;
@@ -29,6 +29,11 @@ fn filled_up<X: Float, Y: Float, N: Size>(
         }
         y.write(ABSOLUTE_POS, value);
     }
+}
+
+/// A tensor with other sizes and strides.
+pub(super) fn viewed<const D: usize>(tensor: CubeTensor, shape: [usize; D], strides: [usize; D]) -> CubeTensor {
+    CubeTensor { meta: Box::new(Metadata::new(Shape::from(shape), strides)), ..tensor }
 }
 
 /// Whether a matrix `[width, classes]` is the view of one whose rows are classes, such as an embedding's.

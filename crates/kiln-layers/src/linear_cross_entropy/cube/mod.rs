@@ -13,15 +13,15 @@ mod reduced;
 mod rows;
 
 use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::ops::numeric::add;
 use burn_cubecl::tensor::CubeTensor;
 use kiln_operations::cube::empty;
 
-use self::blocks::{is_by_class, of_classes};
+use self::blocks::{is_by_class, of_classes, viewed};
 use super::settings::{Blocks, LossGradients, LossInputs, LossOptions, Reduction, chunk_on_gpu, kept_dtype};
 use crate::columns::write_sums;
-use crate::products::{product, sum_of_blocks, transposed, viewed};
 
 pub(super) use reduced::scaled;
 pub(super) use rows::takes;
@@ -34,6 +34,17 @@ fn part(tensor: &CubeTensor, first: usize, count: usize) -> CubeTensor {
     shape[0] = count;
     let handle = tensor.handle.clone().offset_start((first * of_row) as u64).offset_end(after as u64);
     CubeTensor::new_contiguous(tensor.client.clone(), tensor.device.clone(), shape, handle, tensor.dtype)
+}
+
+/// A product with sums in f32, in `dtype`, in the memory of `out` if it is given.
+fn product(left: CubeTensor, right: CubeTensor, out: Option<CubeTensor>, dtype: DType) -> CubeTensor {
+    let product = matmul(left, right, out, MatmulStrategy::default(), dtype);
+    product.unwrap_or_else(|error| unreachable!("burn has a kernel for each product: {error:?}"))
+}
+
+fn transposed(mut matrices: CubeTensor) -> CubeTensor {
+    matrices.meta.swap(1, 2);
+    matrices
 }
 
 /// Adds to a sum, in its memory.
@@ -103,7 +114,7 @@ pub(super) fn loss_and_gradients(
             } else {
                 let parts = empty(&out, Shape::new([blocks.count, size, width]), DType::F32);
                 let parts = product(of_logits.clone(), weight.clone(), Some(parts), DType::F32);
-                sum_of_blocks(parts, &out);
+                reduced::sum_of_blocks(parts, &out);
             }
         }
         if wanted[2] {
