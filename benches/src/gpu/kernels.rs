@@ -55,7 +55,7 @@ pub(crate) fn record<T>(
     let measured = std::mem::take(&mut *launches.0.lock().unwrap_or_else(PoisonError::into_inner));
     let kernels = sums(measured.into_iter().filter_map(|(name, profile)| {
         let ticks = block_on(profile.resolve())?;
-        Some((type_name_format(name, TypeNameFormatLevel::Balanced), 1e3 * ticks.duration().as_secs_f64()))
+        Some((short_name(name), 1e3 * ticks.duration().as_secs_f64()))
     }));
     let total: f64 = kernels.iter().map(|kernel| kernel.milliseconds).sum();
     let (shown, rest) = kernels.split_at(kernels.len().min(SHOWN));
@@ -80,6 +80,15 @@ pub(crate) fn record<T>(
     done
 }
 
+/// The name of a kernel's type, and of the first of its parameters that say more than that there is a type or a size.
+fn short_name(name: &str) -> String {
+    const PARTS: usize = 3;
+    let name = type_name_format(name, TypeNameFormatLevel::Balanced);
+    let says_little = |part: &&str| part.starts_with("__") || part.starts_with("Dynamic") || *part == "()";
+    let parts = name.split(" | ").filter(|part| !part.is_empty() && !says_little(part));
+    parts.take(PARTS).collect::<Vec<_>>().join(" ")
+}
+
 /// The launches and milliseconds of each name, the most milliseconds first.
 fn sums(launches: impl Iterator<Item = (String, f64)>) -> Vec<Kernel> {
     let mut of: HashMap<String, (usize, f64)> = HashMap::new();
@@ -96,6 +105,13 @@ fn sums(launches: impl Iterator<Item = (String, f64)>) -> Vec<Kernel> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_has_what_tells_kernels_apart() {
+        let name = "a::matmul_entry::MatmulEntry<b::TensorArgs, c::DynamicScalar<b::__Lhs>, d::SimpleMatmulFamily<()>>";
+        assert_eq!(short_name(name), "MatmulEntry TensorArgs SimpleMatmulFamily");
+        assert_eq!(short_name("a::norm::forward_rows::ForwardRows"), "ForwardRows");
+    }
 
     #[test]
     fn the_slowest_kernel_is_first() {

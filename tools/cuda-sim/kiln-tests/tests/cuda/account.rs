@@ -14,8 +14,8 @@ use burn::tensor::activation::{gelu_approximate, relu};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Int, Tensor};
 use kiln_layers::{
-    Activation, LinearCrossEntropy, Mask, activation_linear, batch_norm_relu, conv2d, gelu_tanh, layer_norm, linear,
-    norm_linear, norm_self_attention, self_attention,
+    Activation, LinearCrossEntropy, Mask, activation_linear, batch_norm_relu, conv2d, embedding, gelu_tanh, layer_norm,
+    linear, norm_linear, norm_self_attention, self_attention,
 };
 use kiln_models::{GptConfig, ResNetConfig};
 use kiln_precision::{Policy, Precision};
@@ -213,7 +213,11 @@ fn operation(card: &Card, name: &str, lean: bool, dtype: DType) -> [Figures; 2] 
         }
         "embedding" => {
             let words = cast(EmbeddingConfig::new(vocabulary, width).init(&device), dtype);
-            passes(card, [1, 1, 1], dtype, |x| words.forward(Tensor::<2, Int>::zeros([b, t], &device)) * x)
+            let ids = || Tensor::<2, Int>::zeros([b, t], &device);
+            passes(card, [1, 1, 1], dtype, |x| match lean {
+                true => embedding(&words, ids()).unwrap() * x,
+                false => words.forward(ids()) * x,
+            })
         }
         "batch_norm_relu" => {
             let norm = BatchNormConfig::new(64).init(&device);
