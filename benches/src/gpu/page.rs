@@ -26,6 +26,9 @@ const NOTHING: &str = "\
 Nothing has been measured on a GPU yet. Results of CPUs are in [benches/results](../benches/results).
 ";
 
+/// For `cargo xtask figures`, before each table.
+const MARK: &str = "<!-- figures: cargo xtask gpu | test: benches/src/gpu/page.rs -->\n";
+
 /// Writes the page of this workspace.
 pub(crate) fn write() -> Result<()> {
     let root = fixtures::root().context("there is no workspace to write docs/results.md in")?;
@@ -84,6 +87,7 @@ fn section(page: &mut String, name: &str, items: &[Findings]) {
             serde_json::to_value(from.sizes).ok().and_then(|size| size.as_str().map(str::to_owned)).unwrap_or_default()
         );
     }
+    page.push_str(MARK);
     page.push_str("| | Item | Outcome | Checks | Seconds |\n|---|---|---|---|---|\n");
     for item in items {
         let (passed, checks) = item.score();
@@ -127,8 +131,12 @@ fn section(page: &mut String, name: &str, items: &[Findings]) {
 }
 
 fn markdown(table: &Table) -> String {
-    let mut text =
-        format!("{}:\n\n| {} |\n|{}\n", table.title, table.columns.join(" | "), "---|".repeat(table.columns.len()));
+    let mut text = format!(
+        "{}:\n\n{MARK}| {} |\n|{}\n",
+        table.title,
+        table.columns.join(" | "),
+        "---|".repeat(table.columns.len())
+    );
     for row in &table.rows {
         let cells: Vec<String> = row.iter().map(shown).collect();
         let _ = writeln!(text, "| {} |", cells.join(" | "));
