@@ -142,18 +142,24 @@ pub(crate) fn write_sums(x: CubeTensor, sums: &CubeTensor) {
         grid.height,
         x_dtype,
     );
+    write_sum_of_parts(parts, sums, grid.vector);
+}
+
+/// Writes the sum of parts `[parts, ..]` in f32, one after the other, to `sum`. `vector` divides the values of a part.
+pub(crate) fn write_sum_of_parts(parts: CubeTensor, sum: &CubeTensor, vector: usize) {
     const AT_ONCE: usize = 64;
+    let (client, count, width) = (parts.client.clone(), parts.meta.shape()[0], sum.meta.num_elements() / vector);
     add_groups::launch(
         &client,
-        CubeCount::Static(grid.width.div_ceil(AT_ONCE) as u32, 1, 1),
+        CubeCount::Static(width.div_ceil(AT_ONCE) as u32, 1, 1),
         CubeDim::new_1d(AT_ONCE as u32),
-        address,
-        grid.vector,
+        parts.required_address_type(),
+        vector,
         parts.into_linear_view(),
-        sums.clone().into_linear_view(),
-        grid.groups,
-        grid.width,
-        dtype_to_storage_type(sums.dtype),
+        sum.clone().into_linear_view(),
+        count,
+        width,
+        dtype_to_storage_type(sum.dtype),
     );
 }
 

@@ -18,10 +18,13 @@ const EACH: usize = 8;
 const VALUES: usize = 6144;
 /// The most rows of a cube.
 const ROWS: usize = 16;
+/// Bytes of shared memory: the sums of a cube's rows, what its units found, how much each did, and whether any did.
+const SHARED: usize = 4 * (VALUES + UNITS * EACH + UNITS + 2);
 
 /// Whether the kernel runs for rows of this width on a device. Those of CubeCL's CPU runtime have few units.
 pub(super) fn takes(device: &CubeDevice, width: usize) -> bool {
-    (1..=VALUES).contains(&width) && has(device, UNITS, 3)
+    let shared = device.client().properties().hardware.max_shared_memory_size;
+    (1..=VALUES).contains(&width) && has(device, UNITS, 3) && shared >= SHARED
 }
 
 #[cube(launch, address_type = "dynamic")]

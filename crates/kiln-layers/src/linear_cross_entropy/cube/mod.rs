@@ -21,7 +21,7 @@ use kiln_operations::cube::empty;
 
 use self::blocks::{is_by_class, of_classes, viewed};
 use super::settings::{Blocks, LossGradients, LossInputs, LossOptions, Reduction, chunk_on_gpu, kept_dtype};
-use crate::columns::write_sums;
+use crate::columns::{write_sum_of_parts, write_sums};
 
 pub(super) use reduced::scaled;
 pub(super) use rows::takes;
@@ -114,7 +114,8 @@ pub(super) fn loss_and_gradients(
             } else {
                 let parts = empty(&out, Shape::new([blocks.count, size, width]), DType::F32);
                 let parts = product(of_logits.clone(), weight.clone(), Some(parts), DType::F32);
-                reduced::sum_of_blocks(parts, &out);
+                let vector = if width.is_multiple_of(4) { 4 } else { 1 };
+                write_sum_of_parts(parts, &out, vector);
             }
         }
         if wanted[2] {

@@ -76,46 +76,6 @@ fn scale<X: Float, Y: Float, N: Size>(
     }
 }
 
-/// The sums of values in the same place of each block.
-#[cube(launch, address_type = "dynamic")]
-fn add_blocks<Y: Float, N: Size>(
-    blocks: LinearView<'_, Vector<f32, N>>,
-    mut sums: LinearViewMut<'_, Vector<Y, N>>,
-    count: usize,
-    length: usize,
-    #[define(Y)] _dtype: ElemType,
-) {
-    if sums.is_in_bounds(ABSOLUTE_POS) {
-        let mut sum = blocks.read(ABSOLUTE_POS);
-        let mut block = 1;
-        while block < count {
-            sum += blocks.read(block * length + ABSOLUTE_POS);
-            block += 1;
-        }
-        sums.write(ABSOLUTE_POS, Vector::cast_from(sum));
-    }
-}
-
-/// Writes the sum of blocks `[count, ..]` in f32 to `out`.
-pub(super) fn sum_of_blocks(blocks: CubeTensor, out: &CubeTensor) {
-    let (count, values) = (blocks.meta.shape()[0], out.meta.num_elements());
-    let vector = [4, 2].into_iter().find(|size| values.is_multiple_of(*size)).unwrap_or(1);
-    let (client, length) = (blocks.client.clone(), values / vector);
-    let dim = CubeDim::new(&client, length);
-    add_blocks::launch(
-        &client,
-        calculate_cube_count_elemwise(&client, length, dim),
-        dim,
-        blocks.required_address_type(),
-        vector,
-        blocks.into_linear_view(),
-        out.clone().into_linear_view(),
-        count,
-        length,
-        dtype_to_storage_type(out.dtype),
-    );
-}
-
 /// The divisor of the sum of the losses for their mean, `[1]`.
 pub(super) fn total(rows: &Rows, count: usize) -> CubeTensor {
     let sum = empty(&rows.targets, Shape::new([1]), DType::F32);
