@@ -31,7 +31,10 @@ pub(crate) fn run(arguments: &GpuArguments, number: usize) -> Result<()> {
     let record = Record::begin(folder, Findings::new(number, provenance))?;
     let mut context = Context::new(arguments, number, record)?;
     let (outcome, reason) = match caught(|| RUN[number - 1](&mut context)) {
-        Ok(()) => (context.record.findings.verdict(), None),
+        Ok(()) => match context.asked_in_vain() {
+            Some(only) => (Outcome::Error, Some(format!("no part's name contains '{only}'"))),
+            None => (context.record.findings.verdict(), None),
+        },
         Err(error) if error.is::<Skip>() => (Outcome::Skipped, Some(error.to_string())),
         Err(error) => (Outcome::Error, Some(one_line(&format!("{error:#}")))),
     };

@@ -39,6 +39,7 @@ pub(crate) struct Context {
     pub(crate) record: Record,
     /// Parts whose names lack this are left out.
     only: Option<String>,
+    left_out: bool,
     size: Size,
     deadline: Instant,
 }
@@ -52,6 +53,7 @@ impl Context {
             python: arguments.python.clone(),
             record,
             only: arguments.only.clone(),
+            left_out: false,
             size: arguments.size(),
             deadline: Instant::now() + limit(&ITEMS[number - 1], arguments.patience),
         })
@@ -88,6 +90,7 @@ impl Context {
     /// part is not run, which is a failed check too.
     pub(crate) fn part(&mut self, what: &str, seconds: u64, part: impl FnOnce(&mut Self) -> Result<()>) {
         if self.only.as_ref().is_some_and(|only| !what.contains(only.as_str())) {
+            self.left_out = true;
             return;
         }
         if self.left() < Duration::from_secs(seconds) {
@@ -102,6 +105,13 @@ impl Context {
             settle(&device);
             Ok(())
         });
+    }
+
+    /// What `--only` asks for, if no part of the item has it in its name.
+    pub(crate) fn asked_in_vain(&self) -> Option<&str> {
+        let findings = &self.record.findings;
+        let nothing = self.left_out && findings.checks.is_empty() && findings.tables.is_empty();
+        self.only.as_deref().filter(|_| nothing)
     }
 
     /// Runs this program with other arguments, or another program, with the item's remaining time as the limit.

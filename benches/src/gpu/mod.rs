@@ -11,8 +11,10 @@ mod comparison;
 mod context;
 mod failures;
 mod findings;
-#[cfg(feature = "cuda")]
+#[cfg(any(test, feature = "cuda"))]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod launches;
 mod list;
 mod measure;
 mod networks;

@@ -89,7 +89,7 @@ fn steps<T: Task<Batch: Sync>>(
         let bytes = peak.end();
         #[cfg(feature = "cuda")]
         if context.on_cuda() {
-            let _ = super::kernels::record(&mut context.record, &plain, &what, || Ok(trainer.step(&batch)?))?;
+            let _ = super::launches::record(&mut context.record, &plain, &what, || Ok(trainer.step(&batch)?))?;
         }
         Ok((bytes, times, loss))
     })?;

@@ -48,6 +48,21 @@ fn items_run_on_the_cpu_and_leave_what_they_found() {
 }
 
 #[test]
+fn only_runs_the_parts_that_it_names_and_says_when_there_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |only: &str| {
+        let arguments = ["gpu", "10", "--device", "flex", "--quick", "--out", "results", "--only", only];
+        let run = output(folder.path(), &arguments);
+        (run.status.code(), read(&folder.path().join("results/10-speed.json")))
+    };
+    let (code, item) = run("tokens, bf16, batch");
+    assert_eq!((code, item["checks"].as_array().unwrap().len()), (Some(0), 1), "{item}");
+    let (code, item) = run("no such part");
+    assert_eq!((code, &item["outcome"]), (Some(1), &"error".into()));
+    assert_eq!(item["reason"], "no part's name contains 'no such part'");
+}
+
+#[test]
 fn wrong_calls_are_plain_errors_and_leave_nothing() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, says) in [
