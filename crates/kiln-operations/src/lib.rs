@@ -39,6 +39,8 @@ pub use capture::{like, operation, operations};
 pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
 #[cfg(feature = "cube")]
+pub use fused::launch;
+#[cfg(feature = "cube")]
 pub use operation::CubeKernel;
 pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
 pub use product::{Cpu, Product};

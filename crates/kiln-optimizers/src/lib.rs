@@ -4,7 +4,7 @@
 //!   parameter. [`check_record`], [`to_quantized`] and [`to_f32`] recognise and translate their records; [`quantize`] and [`dequantize`]
 //!   are the codes alone.
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
-//!   records.
+//!   records. [`update_together`]: updates of many parameters in one kernel on a GPU.
 //! - [`Offloaded`]: any optimizer, with its state in host memory.
 //! - [`StochasticBf16`]: any optimizer, on parameters in bf16 without a master copy.
 //!
@@ -13,7 +13,7 @@
 //!
 //! # Devices
 //! burn's Flex device (feature `flex`, on by default) has kernels of this crate. CubeCL devices (feature `cuda`, or `cube` beside burn's
-//! feature of another runtime) have kernels for state in 8 or 4 bits. Everything else is composed of burn's operations. burn's capture
+//! feature of another runtime) have kernels for state in 8 or 4 bits, and for updates of many parameters at once. Everything else is composed of burn's operations. burn's capture
 //! device records an update as one operation.
 //!
 //! *Architecture invariant*: this crate knows burn and kiln-operations, and no technique. An optimizer sees one parameter at a time, and no model.
@@ -49,7 +49,7 @@ mod stochastic;
 pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
 pub use elementwise::Elementwise;
 pub use error::Error;
-pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
+pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState, joins_updates, update_together};
 pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
 pub use quantized::{
     AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,

@@ -6,6 +6,7 @@ use burn::optim::{
 use burn::tensor::{Device, Tensor};
 
 use super::rule::{AdamRule, AdamWRule, Betas, Rule};
+use super::together::scaled;
 use super::update::Settings;
 use super::update::{is_fused, update};
 
@@ -66,7 +67,7 @@ impl Optimizer for FusedAdamW {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         if !self.fused || !is_fused(&tensor, &inputs(&grad, state.as_ref().map(|state| &state.momentum))) {
-            return self.burn.step(lr, tensor, grad, state);
+            return self.burn.step(lr, tensor, scaled(grad), state);
         }
         let decay = lr * f64::from(self.weight_decay);
         let rule = |time| AdamWRule {
@@ -121,7 +122,7 @@ impl Optimizer for FusedAdam {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         if !self.fused || !is_fused(&tensor, &inputs(&grad, state.as_ref().map(|state| &state.momentum))) {
-            return self.burn.step(lr, tensor, grad, state);
+            return self.burn.step(lr, tensor, scaled(grad), state);
         }
         let rule = |time| {
             let (first, second) = self.betas.corrections(time);

@@ -1,11 +1,14 @@
 //! Optimizers that update a parameter in one pass, with burn's settings, state and results.
 
 mod adam;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only kernels of the CPU device are called"))]
 mod rule;
 mod sgd;
+mod together;
 mod update;
 
 pub(crate) use rule::Betas;
@@ -13,3 +16,4 @@ pub(crate) use update::Settings;
 
 pub use adam::{FusedAdam, FusedAdamW};
 pub use sgd::{FusedSgd, FusedSgdState};
+pub use together::{joins_updates, update_together};

@@ -9,12 +9,48 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
     /// The cost of the recorded operation, whose inputs are parameter, state and gradient.
     const COST: &'static Cost;
 
+    /// The rule with its name.
+    #[cfg(feature = "cube")]
+    fn any(self) -> AnyRule;
+
     /// Changes corresponding values of parameter and state.
     fn apply(self, values: [&mut [f32]; N], gradient: &[f32]);
 }
 
+/// One of the rules.
+#[cfg(feature = "cube")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum AnyRule {
+    AdamW(AdamWRule),
+    Adam(AdamRule),
+    Sgd(SgdRule),
+    Momentum(MomentumRule),
+}
+
+#[cfg(feature = "cube")]
+impl AnyRule {
+    /// The number of state tensors of a parameter.
+    pub(super) fn states(self) -> usize {
+        match self {
+            Self::AdamW(_) | Self::Adam(_) => 2,
+            Self::Momentum(_) => 1,
+            Self::Sgd(_) => 0,
+        }
+    }
+
+    /// The factor of the parameter that is added to the gradient.
+    pub(super) fn penalty(self) -> Option<f32> {
+        match self {
+            Self::AdamW(_) => None,
+            Self::Adam(rule) => rule.penalty,
+            Self::Sgd(rule) => rule.penalty,
+            Self::Momentum(rule) => rule.sgd.penalty,
+        }
+    }
+}
+
 /// The running means of Adam.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Betas {
     pub(crate) first: f32,
     pub(crate) second: f32,
@@ -37,7 +73,7 @@ impl Betas {
 }
 
 /// A step of AdamW, on parameter, first and second moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct AdamWRule {
     pub(super) betas: Betas,
     pub(super) corrections: (f32, f32),
@@ -49,6 +85,11 @@ pub(super) struct AdamWRule {
 
 impl Rule<3> for AdamWRule {
     const COST: &'static Cost = &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adamw_update") };
+
+    #[cfg(feature = "cube")]
+    fn any(self) -> AnyRule {
+        AnyRule::AdamW(self)
+    }
 
     fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
         adamw(parameter, first, second, gradient, self);
@@ -64,7 +105,7 @@ simd! { fn adamw(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], g
 }}
 
 /// A step of Adam, on parameter, first and second moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct AdamRule {
     pub(super) betas: Betas,
     /// Both corrections, as one factor of the first moment.
@@ -78,6 +119,11 @@ pub(super) struct AdamRule {
 
 impl Rule<3> for AdamRule {
     const COST: &'static Cost = &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adam_update") };
+
+    #[cfg(feature = "cube")]
+    fn any(self) -> AnyRule {
+        AnyRule::Adam(self)
+    }
 
     fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
         adam(parameter, first, second, gradient, self);
@@ -93,7 +139,7 @@ simd! { fn adam(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], gr
 }}
 
 /// A step of SGD without momentum.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SgdRule {
     /// The factor of the parameter that is added to the gradient.
     pub(super) penalty: Option<f32>,
@@ -102,6 +148,11 @@ pub(super) struct SgdRule {
 
 impl Rule<1> for SgdRule {
     const COST: &'static Cost = &Cost { in_place: &[(0, 0)], ..Cost::new("kiln::sgd_update") };
+
+    #[cfg(feature = "cube")]
+    fn any(self) -> AnyRule {
+        AnyRule::Sgd(self)
+    }
 
     fn apply(self, [parameter]: [&mut [f32]; 1], gradient: &[f32]) {
         sgd(parameter, gradient, self);
@@ -115,7 +166,7 @@ simd! { fn sgd(parameter: &mut [f32], gradient: &[f32], rule: SgdRule) {
 }}
 
 /// A step of SGD with momentum, on parameter and velocity.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MomentumRule {
     pub(super) sgd: SgdRule,
     /// The factor of the velocity.
@@ -127,6 +178,11 @@ pub(super) struct MomentumRule {
 
 impl Rule<2> for MomentumRule {
     const COST: &'static Cost = &Cost { in_place: &[(0, 0), (1, 1)], ..Cost::new("kiln::momentum_update") };
+
+    #[cfg(feature = "cube")]
+    fn any(self) -> AnyRule {
+        AnyRule::Momentum(self)
+    }
 
     fn apply(self, [parameter, velocity]: [&mut [f32]; 2], gradient: &[f32]) {
         momentum(parameter, velocity, gradient, self);

@@ -4,6 +4,7 @@ use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, St
 use burn::tensor::{Device, Tensor};
 
 use super::rule::{MomentumRule, SgdRule};
+use super::together::scaled;
 use super::update::Settings;
 use super::update::{is_fused, update};
 
@@ -78,7 +79,7 @@ impl Optimizer for FusedSgd {
         let velocity = state.and_then(|state| state.velocity);
         let inputs: Vec<&Tensor<D>> = velocity.iter().chain([&grad]).collect();
         if !is_fused(&tensor, &inputs) {
-            return self.step_by_operations(lr, tensor, grad, velocity);
+            return self.step_by_operations(lr, tensor, scaled(grad), velocity);
         }
         let sgd = SgdRule { penalty: self.penalty, rate: lr as f32 };
         let Some(momentum) = self.momentum else {

@@ -9,17 +9,19 @@ use burn::tensor::{DType, Tensor};
 use serde_json::Value;
 
 use super::rule::Rule;
+use super::together::{joins_now, scaled};
 use crate::place::float;
 use kiln_operations::{like, operations};
 
-/// Whether [`update`] accepts the tensors: in f32, of one shape, without a graph, on the CPU device or a recording device.
+/// Whether [`update`] accepts the tensors: in f32, of one shape, without a graph, on the CPU device, a recording device, or a CubeCL device
+/// if updates are joined.
 pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<D>]) -> bool {
     let device = parameter.device();
     let known = match device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => true,
         DispatchDevice::Capture(_) => true,
-        _ => false,
+        _ => joins_now(&device),
     };
     let alike = |other: &&Tensor<D>| {
         other.dtype() == DType::F32 && other.dims() == parameter.dims() && other.device() == device
@@ -27,7 +29,7 @@ pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<
     known && parameter.dtype() == DType::F32 && others.iter().all(alike)
 }
 
-/// The parameter, which comes first, and its state after a step.
+/// The parameter, which comes first, and its state after a step on the gradient, which is multiplied by the factor of joined updates.
 #[cfg_attr(not(feature = "flex"), allow(unused_variables, reason = "only kernels of the CPU device are called"))]
 pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     rule: R,
@@ -37,12 +39,14 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     match gradient.device().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => {
-            let gradient = float::<Flex, D>(gradient);
+            let gradient = float::<Flex, D>(scaled(gradient));
             let values = values.map(float::<Flex, D>);
             super::flex::update(rule, values, &gradient).map(Tensor::from_primitive::<Flex>)
         }
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => super::cube::update(rule, values, gradient),
         _ => {
-            let gradient = float::<Capture, D>(gradient);
+            let gradient = float::<Capture, D>(scaled(gradient));
             let values = values.map(float::<Capture, D>);
             let outputs = values.iter().map(like).collect();
             let inputs = values.into_iter().chain([gradient]).collect();

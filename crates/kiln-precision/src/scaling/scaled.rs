@@ -50,8 +50,18 @@ impl Prepared {
 
     /// The gradient of a parameter, unscaled and clipped, in f32. The scaled gradient is kept until [`remove`](Self::remove).
     pub fn get<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
-        let gradient = self.gradients.get::<D>(id)?;
+        let gradient = self.scaled(id)?;
         Some(if self.factor == 1.0 { gradient } else { gradient.cast(DType::F32) * self.factor })
+    }
+
+    /// The gradient of a parameter as it is: [`factor`](Self::factor) times it is what [`get`](Self::get) returns.
+    pub fn scaled<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
+        self.gradients.get::<D>(id)
+    }
+
+    /// The factor that unscales and clips the gradients.
+    pub fn factor(&self) -> f64 {
+        self.factor
     }
 
     /// Whether a parameter has a gradient.

@@ -55,7 +55,8 @@ impl OptimizerConfig {
             }
             _ => vec![(ParamGroup::all(), self.part(state, true)), (spared, self.part(state, false))],
         };
-        OptimizerGroups::of(groups, format!("{self:?}"))
+        let joins = state == StateDevice::Device && matches!(self, Self::Sgd { .. } | Self::AdamW { .. });
+        OptimizerGroups::of(groups, format!("{self:?}"), joins)
     }
 
     /// The optimizer with or without weight decay.

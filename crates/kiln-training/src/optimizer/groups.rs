@@ -1,12 +1,13 @@
 //! The optimizer of a run: any of burn's, with parameter groups.
 
+use std::any::TypeId;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::ParamGroup;
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
-use kiln_optimizers::OffloadedAny;
+use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny};
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
@@ -25,25 +26,32 @@ use kiln_optimizers::OffloadedAny;
 pub struct OptimizerGroups {
     groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
     description: Option<String>,
+    /// Whether the updates of all groups can be joined.
+    pub(crate) joins: bool,
 }
 
 impl<O: Optimizer> From<O> for OptimizerGroups {
     fn from(optimizer: O) -> Self {
         let description = Some(std::any::type_name::<O>().to_owned());
-        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description }
+        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description, joins: joins::<O>() }
     }
 }
 
 impl OptimizerGroups {
     /// The first group must have all parameters.
-    pub(super) fn of(groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>, description: String) -> Self {
-        Self { groups, description: Some(description) }
+    pub(super) fn of(
+        groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
+        description: String,
+        joins: bool,
+    ) -> Self {
+        Self { groups, description: Some(description), joins }
     }
 
     /// Uses `optimizer` for the parameters of `group`. A parameter in several groups belongs to the one that was added last.
     #[must_use]
     pub fn with_group<O: Optimizer>(mut self, group: ParamGroup, optimizer: O) -> Self {
         self.groups.push((group, Arc::new(optimizer)));
+        self.joins &= joins::<O>();
         let description = self.description.take();
         self.description = description.map(|text| format!("{text}, {}", std::any::type_name::<O>()));
         self
@@ -96,6 +104,12 @@ impl OptimizerGroups {
             .iter()
             .fold(start, |all, (group, optimizer)| all.with_group(group.clone(), make(optimizer.clone()), None))
     }
+}
+
+/// Whether [`update_together`](kiln_optimizers::update_together) joins the updates of an optimizer.
+fn joins<O: 'static>() -> bool {
+    let optimizer = TypeId::of::<O>();
+    [TypeId::of::<FusedAdamW>(), TypeId::of::<FusedAdam>(), TypeId::of::<FusedSgd>()].contains(&optimizer)
 }
 
 /// An optimizer behind a pointer, as an optimizer.

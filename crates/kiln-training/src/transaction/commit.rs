@@ -6,6 +6,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
 use kiln_accumulation::RunningStatistics;
+use kiln_optimizers::update_together;
 use kiln_precision::{Decision, Probed};
 use kiln_recovery::{AttemptOutcome, Failure, Pauses, Probe, Recovery, attempt, reclaim};
 
@@ -194,9 +195,13 @@ impl<M: Module> ModelState<M> {
     /// Returns optimizer and model with one chunk updated; those of the trainer stay unchanged.
     fn updated(&self, update: &Update, chunk: &[ParamId]) -> Result<(ModuleOptimizer, M), Error> {
         self.at(Boundary::Update)?;
-        let gradients = gradients_of(&self.model, &update.prepared, chunk);
-        let mut optimizer = self.optimizer.clone();
-        let model = optimizer.step(update.rate.clone(), self.model.clone(), gradients);
-        Ok((optimizer, model))
+        let together = self.updates_together();
+        let step = || {
+            let gradients = gradients_of(&self.model, &update.prepared, chunk, together);
+            let mut optimizer = self.optimizer.clone();
+            let model = optimizer.step(update.rate.clone(), self.model.clone(), gradients);
+            (optimizer, model)
+        };
+        Ok(if together { update_together(update.prepared.factor(), step) } else { step() })
     }
 }

@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Device;
+use kiln_optimizers::joins_updates;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
 use super::report::{Boundary, Guard};
@@ -159,6 +160,11 @@ impl<M: Module> ModelState<M> {
         }
         self.state_on_host = on_host;
         tracing::info!("step {step}: optimizer state is {}", if on_host { "in host memory" } else { "on the device" });
+    }
+
+    /// Whether one kernel updates many parameters, which a GPU gains by.
+    pub(crate) fn updates_together(&self) -> bool {
+        self.groups.joins && !self.state_on_host && joins_updates(&self.settings.device)
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {

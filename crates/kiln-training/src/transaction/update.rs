@@ -106,19 +106,30 @@ fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
     chunks.chunks
 }
 
-/// The gradients of a chunk.
-pub(super) fn gradients_of(model: &impl Module, prepared: &Prepared, chunk: &[ParamId]) -> GradientsParams {
-    struct Take<'a>(&'a Prepared, GradientsParams);
+/// The gradients of a chunk: unscaled and clipped, or as they are for an optimizer that does it.
+pub(super) fn gradients_of(
+    model: &impl Module,
+    prepared: &Prepared,
+    chunk: &[ParamId],
+    as_they_are: bool,
+) -> GradientsParams {
+    struct Take<'a> {
+        prepared: &'a Prepared,
+        as_they_are: bool,
+        gradients: GradientsParams,
+    }
     impl EachParameter for Take<'_> {
         fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(gradient) = self.0.get::<D>(param.id) {
-                self.1.register(param.id, gradient);
+            let Self { prepared, as_they_are, gradients } = self;
+            let gradient = if *as_they_are { prepared.scaled::<D>(param.id) } else { prepared.get(param.id) };
+            if let Some(gradient) = gradient {
+                gradients.register(param.id, gradient);
             }
         }
     }
-    let mut take = Take(prepared, GradientsParams::new());
+    let mut take = Take { prepared, as_they_are, gradients: GradientsParams::new() };
     for_each(model, Some(chunk), &mut take);
-    take.1
+    take.gradients
 }
 
 /// Drops the gradients of a chunk.

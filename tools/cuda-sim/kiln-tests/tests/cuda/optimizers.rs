@@ -1,10 +1,11 @@
-//! 8-bit and 4-bit optimizers on CUDA compared with the CPU device: parameters, codes and scales have the same bits.
+//! Optimizers on CUDA compared with the CPU device: parameters, codes and scales have the same bits.
 
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, Optimizer, SgdConfig};
 use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use kiln_optimizers::{
-    AdamW4bit, AdamW8bit, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
+    AdamW4bit, AdamW8bit, FusedAdam, FusedAdamW, FusedSgd, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit,
+    Sgd8bitState, update_together,
 };
 
 use crate::sim::{Card, with_card, with_cards};
@@ -206,6 +207,74 @@ fn stochastic_rounding() {
         assert_same("AdamW4bit at random", &four, [4097], DType::F32, Gradients::Mixed);
         let sgd = Sgd8bit::new(&momentum(false)).unwrap().with_stochastic_rounding(5);
         assert_same("Sgd8bit at random", &sgd, [4097], DType::F32, Gradients::Outlier);
+    });
+}
+
+/// Shapes of parameters: more than one launch takes, of numbers of values that are no multiples of four, and one without values.
+fn shapes() -> Vec<[usize; 4]> {
+    let small = (0..18).map(|index| [1, 1, 1 + index % 3, 4 + index]);
+    small.chain([[300, 20, 3, 3], [1, 1, 50, 7], [1, 1, 0, 4], [1, 1, 1, 300_001], [64, 8, 1, 1]]).collect()
+}
+
+/// All parameters after each step in which they were updated together, as bits. Each other gradient has its columns apart from each other.
+fn together<O: Optimizer>(optimizer: &O, factor: f64, device: &Device) -> Vec<Vec<u32>> {
+    let shapes = shapes();
+    let of = |shape: &[usize; 4]| numbers(shape.iter().product(), 7);
+    let mut parameters: Vec<Tensor<4>> =
+        shapes.iter().map(|shape| tensor(*shape, of(shape), DType::F32, device)).collect();
+    let mut states: Vec<Option<O::State<4>>> = vec![None; shapes.len()];
+    let mut seen = vec![];
+    for step in 0..STEPS {
+        let gradient = |(index, [a, b, c, d]): (usize, &[usize; 4])| {
+            let count = a * b * c * d;
+            let numbers = Gradients::Mixed.numbers(count, step);
+            match index % 2 {
+                0 => tensor([*a, *b, *c, *d], numbers, DType::F32, device),
+                _ => tensor([*a, *d, *c, *b], numbers, DType::F32, device).swap_dims(1, 3),
+            }
+        };
+        let gradients: Vec<Tensor<4>> = shapes.iter().enumerate().map(gradient).collect();
+        let updated = update_together(factor, || -> Vec<_> {
+            let all = parameters.iter().zip(&gradients).zip(&states).enumerate();
+            // Rates differ between groups of parameters.
+            all.map(|(index, ((parameter, gradient), state))| {
+                let rate = if index % 7 == 0 { 1e-2 } else { 3e-3 };
+                optimizer.step(rate, parameter.clone(), gradient.clone(), state.clone())
+            })
+            .collect()
+        });
+        (parameters, states) = updated.into_iter().unzip();
+        let bits = |parameter: &Tensor<4>| parameter.to_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
+        seen.extend(parameters.iter().map(bits));
+    }
+    seen
+}
+
+#[test]
+fn many_parameters_at_once() {
+    fn assert_same<O: Optimizer>(what: &str, optimizer: &O) {
+        for factor in [1.0, 0.37] {
+            let got = together(optimizer, factor, &Device::cuda(0));
+            let expected = together(optimizer, factor, &Device::flex());
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let (step, parameter) = (index / shapes().len(), index % shapes().len());
+                let apart = got.iter().zip(expected).filter(|(got, expected)| got != expected).count();
+                let of = expected.len();
+                assert_eq!((apart, got.len()), (0, of), "{what}, {factor}, step {step}, parameter {parameter}");
+            }
+        }
+    }
+    on_cards(|card| {
+        let decay = Some(burn::optim::decay::WeightDecayConfig::new(1e-2));
+        let before = card.count("launches");
+        assert_same("AdamW", &FusedAdamW::from(config()));
+        println!("launches: {}", card.count("launches") - before);
+        let adam = burn::optim::AdamConfig::new();
+        assert_same("Adam", &FusedAdam::from(adam.clone()));
+        assert_same("Adam with a penalty", &FusedAdam::from(adam.with_weight_decay(decay.clone())));
+        assert_same("SGD", &FusedSgd::from(SgdConfig::new()));
+        assert_same("SGD with momentum", &FusedSgd::from(momentum(false).with_weight_decay(decay.clone())));
+        assert_same("SGD with Nesterov's momentum", &FusedSgd::from(momentum(true).with_weight_decay(decay)));
     });
 }
 

@@ -18,6 +18,12 @@ enum End {
         negated: bool,
         label: String,
     },
+    /// A case of an indexed branch.
+    Case {
+        index: u32,
+        value: u32,
+        label: String,
+    },
     /// To block `past` unless the predicate, negated where `negated`, holds.
     Guard {
         predicate: u32,
@@ -74,7 +80,7 @@ pub(crate) fn lower(
             Item::Instruction(instruction) => {
                 builder.line = instruction.line;
                 builder.opcode.clone_from(&instruction.opcode);
-                one(&mut builder, &mut cutter, instruction)?;
+                one(&mut builder, &mut cutter, instruction, &kernel.targets)?;
             }
         }
     }
@@ -82,7 +88,12 @@ pub(crate) fn lower(
     finish(builder, &cutter)
 }
 
-fn one(builder: &mut Builder<'_>, cutter: &mut Cutter, instruction: &Instruction) -> Result<(), PtxError> {
+fn one(
+    builder: &mut Builder<'_>,
+    cutter: &mut Cutter,
+    instruction: &Instruction,
+    targets: &HashMap<String, Vec<String>>,
+) -> Result<(), PtxError> {
     let opcode = instruction.opcode.as_str();
     let guard = match instruction.guard {
         Some((register, negated)) => Some((builder.read(&Operand::Register(register), Width::Pred)?, negated)),
@@ -104,7 +115,7 @@ fn one(builder: &mut Builder<'_>, cutter: &mut Cutter, instruction: &Instruction
         cutter.cut(builder, End::Guard { predicate, negated, past: 0 });
     }
     let guarded = cutter.cuts.len();
-    let ended = control(builder, cutter, instruction)?;
+    let ended = control(builder, cutter, instruction, targets)?;
     if !ended {
         if let Some(mask) = warp::waits_for(builder, instruction)? {
             cutter.cut(builder, End::Converge { mask });
@@ -124,8 +135,25 @@ fn one(builder: &mut Builder<'_>, cutter: &mut Cutter, instruction: &Instruction
 }
 
 /// Instructions that end a block; whether this was one.
-fn control(builder: &mut Builder<'_>, cutter: &mut Cutter, instruction: &Instruction) -> Result<bool, PtxError> {
+fn control(
+    builder: &mut Builder<'_>,
+    cutter: &mut Cutter,
+    instruction: &Instruction,
+    targets: &HashMap<String, Vec<String>>,
+) -> Result<bool, PtxError> {
     match instruction.opcode.as_str() {
+        "brx.idx" | "brx.idx.uni" => {
+            let index = builder.read(builder.operand(instruction, 0)?, Width::W32)?;
+            let list = match builder.operand(instruction, 1)? {
+                Operand::Name(name) => targets.get(name).and_then(|labels| labels.split_last()),
+                _ => None,
+            };
+            let Some((last, others)) = list else { return builder.wrong("expected a list of labels") };
+            for (value, label) in others.iter().enumerate() {
+                cutter.cut(builder, End::Case { index, value: value as u32, label: label.clone() });
+            }
+            cutter.cut(builder, End::Label(last.clone()));
+        }
         "ret" | "exit" | "ret.uni" => cutter.cut(builder, End::Exit),
         "bar.sync"
         | "barrier.sync"
@@ -184,6 +212,9 @@ fn finish(builder: Builder<'_>, cutter: &Cutter) -> Result<Program, PtxError> {
                 let (yes, no) = (find(cut, label)?, next);
                 Exit::Branch { predicate: *predicate, flip: if *negated { !0 } else { 0 }, yes, no }
             }
+            End::Case { index, value, label } => {
+                Exit::Case { index: *index, value: *value, yes: find(cut, label)?, no: next }
+            }
             End::Guard { predicate, negated, past } => {
                 Exit::Branch { predicate: *predicate, flip: if *negated { !0 } else { 0 }, yes: next, no: *past }
             }
@@ -207,6 +238,7 @@ fn finish(builder: Builder<'_>, cutter: &Cutter) -> Result<Program, PtxError> {
             let exit = match exits[old as usize] {
                 Exit::Goto(next) => Exit::Goto(to(next)),
                 Exit::Branch { predicate, flip, yes, no } => Exit::Branch { predicate, flip, yes: to(yes), no: to(no) },
+                Exit::Case { index, value, yes, no } => Exit::Case { index, value, yes: to(yes), no: to(no) },
                 Exit::End => Exit::End,
                 Exit::Barrier { id, count, next } => Exit::Barrier { id, count, next: to(next) },
                 Exit::Converge { mask, next } => Exit::Converge { mask, next: to(next) },
@@ -220,7 +252,7 @@ fn finish(builder: Builder<'_>, cutter: &Cutter) -> Result<Program, PtxError> {
 fn targets(exit: &Exit) -> Vec<u32> {
     match *exit {
         Exit::Goto(next) | Exit::Barrier { next, .. } | Exit::Converge { next, .. } => vec![next],
-        Exit::Branch { yes, no, .. } => vec![yes, no],
+        Exit::Branch { yes, no, .. } | Exit::Case { yes, no, .. } => vec![yes, no],
         Exit::End => Vec::new(),
     }
 }

@@ -82,6 +82,13 @@ pub(crate) enum Exit {
         yes: u32,
         no: u32,
     },
+    /// To `yes` where the 32-bit register `index` has `value`.
+    Case {
+        index: u32,
+        value: u32,
+        yes: u32,
+        no: u32,
+    },
     /// The thread ends.
     End,
     /// Waits for the threads of the block: all of them, or as many as `count` says.

@@ -136,9 +136,9 @@ impl Lockstep {
                 }
                 match now.exit {
                     Exit::Goto(next) => at = next,
-                    Exit::Branch { predicate, flip, yes, no } => {
-                        // SAFETY: the predicate belongs to `program`.
-                        let taken = (unsafe { self.warp.predicate(predicate) } ^ flip) & mask;
+                    Exit::Branch { yes, no, .. } | Exit::Case { yes, no, .. } => {
+                        // SAFETY: the registers belong to `program`.
+                        let taken = unsafe { taken(&self.warp, now.exit) } & mask;
                         if taken == mask {
                             at = yes;
                         } else if taken == 0 {
@@ -188,6 +188,24 @@ impl Lockstep {
                 return Ok(Stop::Share);
             }
         }
+    }
+}
+
+/// The lanes that take the branch at the end of a block.
+///
+/// # Safety
+/// The registers of `exit` must be those of the warp's kernel.
+#[inline(always)]
+unsafe fn taken(warp: &Warp, exit: Exit) -> u32 {
+    match exit {
+        // SAFETY: the caller's promise.
+        Exit::Branch { predicate, flip, .. } => unsafe { warp.predicate(predicate) ^ flip },
+        Exit::Case { index, value, .. } => {
+            // SAFETY: the caller's promise; lowering gave a 32-bit register.
+            let values = unsafe { warp.get::<u32>(index) };
+            values.iter().enumerate().fold(0, |taken, (lane, found)| taken | u32::from(*found == value) << lane)
+        }
+        _ => 0,
     }
 }
 

@@ -61,12 +61,30 @@ pub(super) fn read<'a>(reader: &mut Reader<'_, 'a>, kernel: &mut KernelText) -> 
             }
             Some(Token::Word(label)) if reader.tokens.get(reader.at + 1).map(|t| t.0) == Some(Token::Mark(b':')) => {
                 reader.skip(2);
-                kernel.items.push(Item::Label(label.to_owned()));
+                if reader.peek() == Some(Token::Word(".branchtargets")) {
+                    reader.skip(1);
+                    let targets = labels(reader)?;
+                    kernel.targets.insert(label.to_owned(), targets);
+                } else {
+                    kernel.items.push(Item::Label(label.to_owned()));
+                }
             }
             _ => kernel.items.push(Item::Instruction(instruction(reader, &scopes)?)),
         }
     }
     Ok(())
+}
+
+/// Reads labels up to the end of the statement.
+fn labels(reader: &mut Reader<'_, '_>) -> Result<Vec<String>, PtxError> {
+    let mut labels = Vec::new();
+    loop {
+        labels.push(reader.word()?.to_owned());
+        if !reader.mark(b',') {
+            reader.expect(b';')?;
+            return Ok(labels);
+        }
+    }
 }
 
 fn registers<'a>(

@@ -1,5 +1,7 @@
 //! Reads the directives of a PTX module: variables, entries, parameters and launch bounds.
 
+use std::collections::HashMap;
+
 use super::lexer::{Literal, Located, Token, literal};
 use super::types::{Type, Width};
 use crate::ptx::{PtxError, Space};
@@ -79,6 +81,8 @@ pub(crate) struct KernelText {
     pub registers: Vec<Width>,
     pub variables: Vec<Variable>,
     pub items: Vec<Item>,
+    /// The labels that an indexed branch may jump to, by the name of the list.
+    pub targets: HashMap<String, Vec<String>>,
 }
 
 /// A whole module.

@@ -24,6 +24,17 @@ fn lanes_leave_a_loop_one_by_one_and_meet_behind_it() {
 }
 
 #[test]
+fn lanes_of_an_indexed_branch_go_to_their_labels_and_meet_again() {
+    let body = "and.b32 %r2, %r90, 3; setp.lt.u32 %p1, %r90, 4; mov.b32 %r3, 0;\n\
+                $T: .branchtargets $A, $B, $C, $A;\n@!%p1 brx.idx %r2, $T;\n@%p1 bra $J;\n\
+                $A: mov.b32 %r3, 1; bra.uni $J;\n$B: mov.b32 %r3, 2; bra.uni $J;\n$C: mov.b32 %r3, 3;\n\
+                $J: activemask.b32 %r4; add.s32 %r0, %r4, %r3;";
+    let at = |lane: usize| [1, 2, 3, 1][lane % 4];
+    let expected = std::array::from_fn(|lane| u32::MAX.wrapping_add(if lane < 4 { 0 } else { at(lane) }));
+    assert_eq!(each_lane(body, [0; 32]), expected);
+}
+
+#[test]
 fn a_guarded_instruction_runs_in_its_lanes_only() {
     let body = "setp.lt.u32 %p1, %r90, 5; mov.b32 %r0, 1; @%p1 mov.b32 %r0, 2; @!%p1 add.s32 %r0, %r0, 10;";
     assert_eq!(each_lane(body, [0; 32]), std::array::from_fn(|l| if l < 5 { 2 } else { 11 }));

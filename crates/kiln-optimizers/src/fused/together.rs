@@ -1,0 +1,165 @@
+//! Updates of many parameters at once.
+
+use std::cell::RefCell;
+
+use burn::tensor::{DType, Device, Tensor};
+
+#[cfg(feature = "cube")]
+use super::cube::{Join, Joined};
+#[cfg(feature = "cube")]
+use burn::backend::{Cube, tensor::FloatTensor};
+
+thread_local! {
+    static OPEN: RefCell<Option<Together>> = const { RefCell::new(None) };
+}
+
+/// The updates between the start and the end of [`update_together`].
+struct Together {
+    factor: f64,
+    #[cfg(feature = "cube")]
+    join: Join,
+}
+
+/// Runs `step`, which updates parameters with [`FusedAdamW`](crate::FusedAdamW), [`FusedAdam`](crate::FusedAdam) or
+/// [`FusedSgd`](crate::FusedSgd), and returns its result. The optimizers multiply each gradient by `factor` first, which unscales and
+/// clips it; a factor of 1 changes nothing.
+///
+/// On CubeCL devices a kernel updates up to sixteen parameters at once, where burn launches one or two for each. Parameters and state have
+/// the bits of the CPU device, and are new tensors. For that, `step` runs twice: the first time nothing is computed, and the result is
+/// dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no result.
+///
+/// Other optimizers do not see the factor, and compute twice.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use kiln_optimizers::{FusedAdamW, update_together};
+///
+/// let device = Device::flex().autodiff();
+/// let (model, optimizer) = (LinearConfig::new(8, 4).init(&device), ModuleOptimizer::from(FusedAdamW::from(AdamWConfig::new())));
+/// let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
+/// let gradients = GradientsParams::from_grads(model.forward(x).square().mean().backward(), &model);
+/// let weight = gradients.get::<2>(model.weight.id).unwrap();
+///
+/// let (model, optimizer) = update_together(0.5, || {
+///     let mut gradients = GradientsParams::new();
+///     gradients.register(model.weight.id, weight.clone());
+///     let mut optimizer = optimizer.clone();
+///     (optimizer.step(1e-3, model.clone(), gradients), optimizer)
+/// });
+/// ```
+pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> R {
+    /// Ends the scope, also after a panic.
+    struct Scope;
+    impl Drop for Scope {
+        fn drop(&mut self) {
+            drop(OPEN.take());
+        }
+    }
+    OPEN.set(Some(Together {
+        factor,
+        #[cfg(feature = "cube")]
+        join: Join::default(),
+    }));
+    let _scope = Scope;
+    let result = step();
+    #[cfg(feature = "cube")]
+    if with(|open| open.join.compute()) == Some(true) {
+        drop(result);
+        return step();
+    }
+    result
+}
+
+/// Whether a device has kernels that update many parameters at once: CubeCL devices, but those with few tensors a kernel (WebGPU).
+pub fn joins_updates(device: &Device) -> bool {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cube")]
+        burn::backend::DispatchDevice::Cube(device) => super::cube::has_kernel(device),
+        _ => false,
+    }
+}
+
+fn with<R>(f: impl FnOnce(&mut Together) -> R) -> Option<R> {
+    OPEN.with_borrow_mut(|open| open.as_mut().map(f))
+}
+
+/// The gradient multiplied by the factor.
+pub(super) fn scaled<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    match with(|open| open.factor) {
+        Some(factor) if factor != 1.0 => gradient.cast(DType::F32) * factor,
+        _ => gradient,
+    }
+}
+
+/// Whether updates on `device` are joined now.
+pub(super) fn joins_now(device: &Device) -> bool {
+    OPEN.with_borrow(Option::is_some) && joins_updates(device)
+}
+
+/// Adds an update to the others, or takes its result. The values of the first run are those from before the update.
+#[cfg(feature = "cube")]
+pub(super) fn join(make: impl FnOnce(f32) -> Joined) -> Vec<FloatTensor<Cube>> {
+    with(|open| {
+        let update = make(open.factor as f32);
+        open.join.next(update)
+    })
+    .unwrap_or_else(|| unreachable!("an update is joined while updates are open"))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+    use burn::tensor::Distribution;
+
+    use super::*;
+    use crate::{FusedAdamW, FusedSgd};
+
+    /// The parameters' values after two steps on gradients that were multiplied by `factor`: by the optimizer, or before it.
+    fn trained(optimizer: &ModuleOptimizer, factor: f64, inside: bool) -> Vec<f32> {
+        let device = Device::flex();
+        device.seed(1);
+        let mut model: Linear = LinearConfig::new(8, 4).init(&device);
+        let mut optimizer = optimizer.clone();
+        for _ in 0..2 {
+            let weight = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+            let bias = Tensor::<1>::random([4], Distribution::Default, &device);
+            let step = |factor: f64| {
+                let mut gradients = GradientsParams::new();
+                gradients.register(model.weight.id, weight.clone() * factor);
+                if let Some(parameter) = &model.bias {
+                    gradients.register(parameter.id, bias.clone() * factor);
+                }
+                let mut optimizer = optimizer.clone();
+                let model = optimizer.step(0.1, model.clone(), gradients);
+                (optimizer, model)
+            };
+            (optimizer, model) = if inside { update_together(factor, || step(1.0)) } else { step(factor) };
+        }
+        let weight = model.weight.val().into_data();
+        let bias = model.bias.map(|bias| bias.val().into_data());
+        weight.iter::<f32>().chain(bias.iter().flat_map(|bias| bias.iter::<f32>())).collect()
+    }
+
+    #[test]
+    fn the_factor_is_that_of_the_gradients() {
+        let adamw = ModuleOptimizer::from(FusedAdamW::from(AdamWConfig::new()));
+        let amsgrad = ModuleOptimizer::from(FusedAdamW::from(AdamWConfig::new().with_amsgrad(true)));
+        let sgd = ModuleOptimizer::from(FusedSgd::from(SgdConfig::new()));
+        for optimizer in [adamw, amsgrad, sgd] {
+            for factor in [1.0, 0.3] {
+                assert_eq!(trained(&optimizer, factor, true), trained(&optimizer, factor, false), "{factor}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_the_scope() {
+        let caught = std::panic::catch_unwind(|| update_together(0.5, || panic!("out of memory")));
+        assert!(caught.is_err());
+        let gradient = Tensor::<1>::ones([1], &Device::flex());
+        assert_eq!(scaled(gradient).into_scalar::<f32>(), 1.0);
+    }
+}
