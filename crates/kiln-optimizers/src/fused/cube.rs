@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use burn::backend::Cube;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
@@ -32,7 +32,7 @@ const STATES: usize = 2;
 
 /// Whether a device has kernels for updates.
 pub(super) fn has_kernel(device: &CubeDevice) -> bool {
-    has(device, UNITS, PARAMETERS * (3 + 2 * STATES))
+    has(device, UNITS, PARAMETERS * (3 + 2 * STATES) + 2)
 }
 
 /// An update that waits for others.
@@ -78,35 +78,34 @@ impl Join {
         }
     }
 
-    /// Computes the updates that wait. Returns whether there are any.
-    pub(super) fn compute(&mut self) -> bool {
-        let Self::Waiting(updates) = self else { return false };
+    /// Computes the updates that wait. Returns tensors of one element that are written if all results are; none if nothing waits.
+    pub(super) fn compute(&mut self) -> Vec<FloatTensor<Cube>> {
+        let Self::Waiting(updates) = self else { return vec![] };
         let mut updates: Vec<Option<Joined>> = std::mem::take(updates).into_iter().map(Some).collect();
         let mut results = vec![vec![]; updates.len()];
+        let mut written = vec![];
         while let Some(first) = updates.iter().flatten().next() {
             let (settings, device) = (first.settings, first.gradient.client.device().clone());
             let alike = |update: &mut Joined| update.settings == settings && *update.gradient.client.device() == device;
-            let taken: Vec<(usize, Joined)> = updates
-                .iter_mut()
-                .enumerate()
-                .filter_map(|(index, update)| Some((index, update.take_if(alike)?)))
-                .collect();
-            let (indices, taken): (Vec<usize>, Vec<Joined>) = taken.into_iter().unzip();
+            let taken =
+                updates.iter_mut().enumerate().filter_map(|(index, update)| Some((index, update.take_if(alike)?)));
+            let (indices, taken): (Vec<usize>, Vec<Joined>) = taken.unzip();
             let mut made = computed(settings, taken).into_iter();
             for index in indices {
                 results[index] = made.by_ref().take(settings.rule.states() + 1).collect();
             }
+            written.extend(made);
         }
-        let any = !results.is_empty();
         *self = Self::Done(results.into());
-        any
+        written
     }
 }
 
-/// The new values of all parameters, each followed by its state.
+/// The new values of all parameters, each followed by its state, and a tensor of one element that is written if they all are.
 fn computed(settings: Settings, updates: Vec<Joined>) -> Vec<FloatTensor<Cube>> {
     let described = |tensor: &FloatTensor<Cube>| (tensor.shape.clone(), tensor.dtype);
-    let outputs = updates.iter().flat_map(|update| update.values.iter().map(described)).collect();
+    let values = updates.iter().flat_map(|update| update.values.iter().map(described));
+    let outputs = values.chain([(Shape::new([1]), DType::F32)]).collect();
     let inputs = updates.into_iter().flat_map(|update| [update.gradient].into_iter().chain(update.values)).collect();
     launch("kiln::update_together", inputs, outputs, move |tensors| launched(settings, tensors))
 }
@@ -144,7 +143,8 @@ impl Parameter {
     }
 }
 
-/// The new values of all parameters, each followed by its state. The inputs are gradient, parameter and state of each.
+/// The new values of all parameters, each followed by its state, and the tensor that shows that they are written. The inputs are gradient,
+/// parameter and state of each.
 fn launched(settings: Settings, tensors: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let values = settings.rule.states() + 1;
     let mut tensors = tensors.into_iter();
@@ -158,15 +158,20 @@ fn launched(settings: Settings, tensors: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let mut order: Vec<&Parameter> =
         parameters.iter().filter(|parameter| parameter.gradient.meta.num_elements() > 0).collect();
     order.sort_by_key(|parameter| parameter.kind());
-    for alike in order.chunk_by(|a, b| a.kind() == b.kind()) {
-        alike.chunks(PARAMETERS).for_each(|parameters| launch_some(settings, parameters));
+    // Each launch reads what the one before has written last: it is skipped if that one was, for lack of memory.
+    let mut written: Option<CubeTensor> = None;
+    for parameters in order.chunk_by(|a, b| a.kind() == b.kind()).flat_map(|alike| alike.chunks(PARAMETERS)) {
+        written = Some(launch_some(settings, parameters, written));
     }
-    parameters.into_iter().flat_map(|parameter| parameter.next).collect()
+    let written = written.unwrap_or_else(|| parameters[0].gradient.clone());
+    parameters.into_iter().flat_map(|parameter| parameter.next).chain([written]).collect()
 }
 
-/// One launch for at most [`PARAMETERS`] of one kind.
-fn launch_some(settings: Settings, parameters: &[&Parameter]) {
-    let Some(first) = parameters.first() else { return };
+/// One launch for at most [`PARAMETERS`] of one kind, after `before`. Returns a tensor of one element that it writes as well.
+fn launch_some(settings: Settings, parameters: &[&Parameter], before: Option<CubeTensor>) -> CubeTensor {
+    let first = parameters[0];
+    let after = empty(&first.gradient, Shape::new([1]), DType::F32);
+    let before = before.unwrap_or_else(|| first.gradient.clone());
     let (client, vector) = (first.gradient.client.clone(), first.vector());
     let size = |parameter: &&Parameter| parameter.gradient.meta.num_elements() / vector;
     let cubes = parameters.iter().map(size).max().unwrap_or_default().div_ceil(UNITS).min(CUBES);
@@ -175,7 +180,7 @@ fn launch_some(settings: Settings, parameters: &[&Parameter]) {
     };
     let (mut values, mut gradients, mut states) = (SequenceArg::new(), SequenceArg::new(), SequenceArg::new());
     let (mut next, mut next_states) = (SequenceArg::new(), SequenceArg::new());
-    for parameter in parameters.iter().chain(std::iter::repeat(first)).take(PARAMETERS) {
+    for parameter in parameters.iter().chain(std::iter::repeat(&first)).take(PARAMETERS) {
         gradients.push(parameter.gradient.clone().into_linear_view());
         for (index, (value, output)) in parameter.values.iter().zip(&parameter.next).enumerate() {
             let (value, output) = (value.clone().into_linear_view(), output.clone().into_linear_view());
@@ -200,10 +205,13 @@ fn launch_some(settings: Settings, parameters: &[&Parameter]) {
         states,
         next,
         next_states,
+        before.into_buffer_arg(),
+        after.clone().into_buffer_arg(),
         numbers(rule, scale),
         Kind::of(rule),
         rule.penalty().is_some(),
     );
+    after
 }
 
 /// What a kernel is compiled for.
@@ -259,7 +267,19 @@ fn numbers(rule: AnyRule, scale: f32) -> NumbersLaunch {
     let [beta_1, rest_1, beta_2, rest_2] = betas.map_or([0.0; 4], of);
     let penalty = rule.penalty().unwrap_or(0.0);
     NumbersLaunch::new(
-        scale, beta_1, rest_1, beta_2, rest_2, corrections.0, corrections.1, epsilon, keep, penalty, factor, share, rate,
+        scale,
+        beta_1,
+        rest_1,
+        beta_2,
+        rest_2,
+        corrections.0,
+        corrections.1,
+        epsilon,
+        keep,
+        penalty,
+        factor,
+        share,
+        rate,
     )
 }
 
@@ -277,10 +297,15 @@ fn update_many<N: Size>(
     states: Sequence<LinearView<'static, Vector<f32, N>>>,
     mut next: Sequence<LinearViewMut<'static, Vector<f32, N>>>,
     mut next_states: Sequence<LinearViewMut<'static, Vector<f32, N>>>,
+    before: &[f32],
+    after: &mut [f32],
     numbers: Numbers,
     #[comptime] kind: Kind,
     #[comptime] has_penalty: bool,
 ) {
+    if CUBE_POS == 0 && UNIT_POS == 0 {
+        after[0] = before[0];
+    }
     #[unroll]
     for index in 0..parameters.len() {
         if CUBE_POS_Y as usize == index {

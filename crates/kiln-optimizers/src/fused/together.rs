@@ -16,8 +16,20 @@ thread_local! {
 /// The updates between the start and the end of [`update_together`].
 struct Together {
     factor: f64,
+    /// Whether each update so far was joined with others.
+    all_joined: bool,
     #[cfg(feature = "cube")]
     join: Join,
+}
+
+/// The result of [`update_together`].
+#[derive(Clone, Debug)]
+pub struct Updated<R> {
+    /// What the step returned.
+    pub result: R,
+    /// Tensors of one element that are written only if all new parameters and states are: reading them shows that memory sufficed. `None`
+    /// if the step has other updates than joined ones; then read its parameters.
+    pub written: Option<Vec<Tensor<1>>>,
 }
 
 /// Runs `step`, which updates parameters with [`FusedAdamW`](crate::FusedAdamW), [`FusedAdam`](crate::FusedAdam) or
@@ -42,14 +54,15 @@ struct Together {
 /// let gradients = GradientsParams::from_grads(model.forward(x).square().mean().backward(), &model);
 /// let weight = gradients.get::<2>(model.weight.id).unwrap();
 ///
-/// let (model, optimizer) = update_together(0.5, || {
+/// let updated = update_together(0.5, || {
 ///     let mut gradients = GradientsParams::new();
 ///     gradients.register(model.weight.id, weight.clone());
 ///     let mut optimizer = optimizer.clone();
 ///     (optimizer.step(1e-3, model.clone(), gradients), optimizer)
 /// });
+/// let (model, optimizer) = updated.result;
 /// ```
-pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> R {
+pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> Updated<R> {
     /// Ends the scope, also after a panic.
     struct Scope;
     impl Drop for Scope {
@@ -59,17 +72,20 @@ pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> R {
     }
     OPEN.set(Some(Together {
         factor,
+        all_joined: true,
         #[cfg(feature = "cube")]
         join: Join::default(),
     }));
     let _scope = Scope;
     let result = step();
     #[cfg(feature = "cube")]
-    if with(|open| open.join.compute()) == Some(true) {
+    if let Some(written) = with(|open| open.join.compute()).filter(|written| !written.is_empty()) {
         drop(result);
-        return step();
+        let all_joined = with(|open| open.all_joined) == Some(true);
+        let written = all_joined.then(|| written.into_iter().map(Tensor::from_primitive::<Cube>).collect());
+        return Updated { result: step(), written };
     }
-    result
+    Updated { result, written: None }
 }
 
 /// Whether a device has kernels that update many parameters at once: CubeCL devices, but those with few tensors a kernel (WebGPU).
@@ -85,9 +101,13 @@ fn with<R>(f: impl FnOnce(&mut Together) -> R) -> Option<R> {
     OPEN.with_borrow_mut(|open| open.as_mut().map(f))
 }
 
-/// The gradient multiplied by the factor.
+/// The gradient multiplied by the factor, for an update that is not joined with others.
 pub(super) fn scaled<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
-    match with(|open| open.factor) {
+    let factor = with(|open| {
+        open.all_joined = false;
+        open.factor
+    });
+    match factor {
         Some(factor) if factor != 1.0 => gradient.cast(DType::F32) * factor,
         _ => gradient,
     }
@@ -136,7 +156,7 @@ mod tests {
                 let model = optimizer.step(0.1, model.clone(), gradients);
                 (optimizer, model)
             };
-            (optimizer, model) = if inside { update_together(factor, || step(1.0)) } else { step(factor) };
+            (optimizer, model) = if inside { update_together(factor, || step(1.0)).result } else { step(factor) };
         }
         let weight = model.weight.val().into_data();
         let bias = model.bias.map(|bias| bias.val().into_data());

@@ -1,4 +1,4 @@
-//! The sum of squares of many gradients in CubeCL: two launches for up to eleven gradients, in an order that depends on nothing else.
+//! The sum of squares of many gradients in CubeCL: two launches for up to 48 gradients, in an order that depends on nothing else.
 
 use burn::backend::DispatchTensor;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -17,8 +17,8 @@ use kiln_operations::{Computed, Cost, CubeKernel, Kernel, KernelBackend, Operati
 const UNITS: usize = 256;
 /// Cubes that share a gradient.
 const CUBES: usize = 128;
-/// Inputs of an operation.
-const INPUTS: usize = 12;
+/// Gradients of a launch.
+const GRADIENTS: usize = 48;
 
 /// Gradients on a CubeCL device whose squares have not been added yet, in the order of the parameters.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ impl Waiting {
         let alike = |a: &(Device, DType, _), b: &(Device, DType, _)| (&a.0, a.1) == (&b.0, b.1);
         for gradients in self.0.chunk_by(alike) {
             let device = &gradients[0].0;
-            for gradients in gradients.chunks(INPUTS - 1) {
+            for gradients in gradients.chunks(GRADIENTS) {
                 let before = match sum {
                     Some(sum) => sum.to_device(device),
                     None => Tensor::zeros([1], (device, DType::F32)),

@@ -39,11 +39,7 @@ impl<O: Optimizer> From<O> for OptimizerGroups {
 
 impl OptimizerGroups {
     /// The first group must have all parameters.
-    pub(super) fn of(
-        groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
-        description: String,
-        joins: bool,
-    ) -> Self {
+    pub(super) fn of(groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>, description: String, joins: bool) -> Self {
         Self { groups, description: Some(description), joins }
     }
 

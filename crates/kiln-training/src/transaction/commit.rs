@@ -6,7 +6,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
 use kiln_accumulation::RunningStatistics;
-use kiln_optimizers::update_together;
+use kiln_optimizers::{Updated, update_together};
 use kiln_precision::{Decision, Probed};
 use kiln_recovery::{AttemptOutcome, Failure, Pauses, Probe, Recovery, attempt, reclaim};
 
@@ -133,11 +133,19 @@ impl<M: Module> ModelState<M> {
         {
             let begun = Instant::now();
             let work = || self.updated(update, &chunk);
-            let tried = attempt(&self.settings.device, work, |(_, model), probe| probe_chunk(model, &chunk, probe));
+            let check = |updated: &Updated<(ModuleOptimizer, M)>, probe: &mut Probe| match &updated.written {
+                Some(written) => {
+                    for written in written {
+                        probe.add(written);
+                    }
+                }
+                None => probe_chunk(&updated.result.1, &chunk, probe),
+            };
+            let tried = attempt(&self.settings.device, work, check);
             let Some(update) = &mut self.update else { break };
             match tried {
-                AttemptOutcome::Done((optimizer, model)) => {
-                    (self.optimizer, self.model) = (optimizer, model);
+                AttemptOutcome::Done(updated) => {
+                    (self.optimizer, self.model) = updated.result;
                     drop_gradients(&self.model, &mut update.prepared, &chunk);
                     update.left.pop_front();
                 }
@@ -193,7 +201,7 @@ impl<M: Module> ModelState<M> {
     }
 
     /// Returns optimizer and model with one chunk updated; those of the trainer stay unchanged.
-    fn updated(&self, update: &Update, chunk: &[ParamId]) -> Result<(ModuleOptimizer, M), Error> {
+    fn updated(&self, update: &Update, chunk: &[ParamId]) -> Result<Updated<(ModuleOptimizer, M)>, Error> {
         self.at(Boundary::Update)?;
         let together = self.updates_together();
         let step = || {
@@ -202,6 +210,9 @@ impl<M: Module> ModelState<M> {
             let model = optimizer.step(update.rate.clone(), self.model.clone(), gradients);
             (optimizer, model)
         };
-        Ok(if together { update_together(update.prepared.factor(), step) } else { step() })
+        Ok(match together {
+            true => update_together(update.prepared.factor(), step),
+            false => Updated { result: step(), written: None },
+        })
     }
 }

@@ -243,7 +243,9 @@ fn together<O: Optimizer>(optimizer: &O, factor: f64, device: &Device) -> Vec<Ve
             })
             .collect()
         });
-        (parameters, states) = updated.into_iter().unzip();
+        // Only a GPU joins them.
+        assert_eq!(updated.written.is_some(), *device != Device::flex());
+        (parameters, states) = updated.result.into_iter().unzip();
         let bits = |parameter: &Tensor<4>| parameter.to_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
         seen.extend(parameters.iter().map(bits));
     }
