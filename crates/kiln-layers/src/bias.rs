@@ -1,6 +1,6 @@
-//! The bias of a linear layer: added to the rows of a matrix, and its gradient, which is the sum of each column.
+//! The gradient of the bias of a linear layer: the sum of each column of a matrix.
 //!
-//! These are computations inside of other operations, on devices without kernels for the whole operation.
+//! It is a computation inside of other operations, on devices without kernels for the whole operation.
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
@@ -13,39 +13,24 @@ use kiln_operations::{Cost, Kernel, KernelBackend, all};
 
 use crate::composed::Wide;
 
+/// The sum of each column of a matrix, in this dtype.
 #[derive(Clone, Copy, Debug)]
-enum Bias {
-    /// A matrix, to each row of which the bias is added, from both.
-    Add,
-    /// The sum of each column of a matrix, in this dtype.
-    Gradient(DType),
-}
+struct BiasGradient(DType);
 
-static ADD: Cost = Cost::new("kiln::bias");
-static GRADIENT: Cost = Cost::new("kiln::bias_gradient");
+static COST: Cost = Cost::new("kiln::bias_gradient");
 
-impl Kernel for Bias {
+impl Kernel for BiasGradient {
     fn cost(&self) -> &'static Cost {
-        match self {
-            Self::Add => &ADD,
-            Self::Gradient(_) => &GRADIENT,
-        }
+        &COST
     }
 
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
-        match self {
-            Self::Add => inputs[..1].to_vec(),
-            Self::Gradient(dtype) => vec![(Shape::new([inputs[0].0[1]]), *dtype)],
-        }
+        vec![(Shape::new([inputs[0].0[1]]), self.0)]
     }
 
     fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
-        let (dtype, columns) = (inputs[0].dtype(), inputs[0].shape()[1]);
-        let matrix = Wide::<B>::of(&inputs[0]);
-        vec![match self {
-            Self::Add => (matrix + Wide::<B>::of(&inputs[1]).reshape([1, columns])).narrow(dtype),
-            Self::Gradient(dtype) => matrix.sum(&[0]).reshape([columns]).narrow(*dtype),
-        }]
+        let columns = inputs[0].shape()[1];
+        vec![Wide::<B>::of(&inputs[0]).sum(&[0]).reshape([columns]).narrow(self.0)]
     }
 
     #[cfg(feature = "cube")]
@@ -55,29 +40,15 @@ impl Kernel for Bias {
 }
 
 #[cfg(feature = "cube")]
-impl Bias {
+impl BiasGradient {
     fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![match self {
-            Self::Add => {
-                let [matrix, bias] = all(inputs);
-                crate::columns::added(matrix, bias)
-            }
-            Self::Gradient(dtype) => {
-                let [matrix] = all(inputs);
-                crate::columns::sums(matrix, *dtype)
-            }
-        }]
+        let [matrix] = all(inputs);
+        vec![crate::columns::sums(matrix, self.0)]
     }
-}
-
-/// Adds a bias to each row of a matrix.
-pub(crate) fn add_bias<B: KernelBackend>(matrix: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
-    let [sum] = all(B::run(&Bias::Add, vec![matrix, bias]));
-    sum
 }
 
 /// The sum of each column of a matrix, in `dtype`.
 pub(crate) fn bias_gradient<B: KernelBackend>(matrix: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    let [sums] = all(B::run(&Bias::Gradient(dtype), vec![matrix]));
+    let [sums] = all(B::run(&BiasGradient(dtype), vec![matrix]));
     sums
 }

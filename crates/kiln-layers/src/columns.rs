@@ -1,4 +1,4 @@
-//! Matrices and rows in CubeCL: sums over all rows, such as those of batch norm and of the gradient of a bias, and a row that is added.
+//! Sums over all rows of a matrix in CubeCL, such as those of batch norm and of the gradient of a bias.
 //!
 //! A cube of units (a thread block) takes some columns of a group of rows. The groups' sums are added by a second launch. Sums are f32 and in
 //! a fixed order.
@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has, over};
+use kiln_operations::cube::{empty, has};
 
 use crate::grid::{Grid, UNITS};
 
@@ -161,54 +161,4 @@ pub(crate) fn write_sum_of_parts(parts: CubeTensor, sum: &CubeTensor, vector: us
         width,
         dtype_to_storage_type(sum.dtype),
     );
-}
-
-#[cube(launch, address_type = "dynamic")]
-fn add_to_rows<X: Float, P: Float, N: Size>(
-    x: LinearView<'_, Vector<X, N>>,
-    row: LinearView<'_, Vector<P, N>>,
-    mut sum: LinearViewMut<'_, Vector<X, N>>,
-    rows: usize,
-    width: usize,
-    share: usize,
-    #[comptime] lanes: usize,
-    #[comptime] height: usize,
-    #[define(X, P)] _dtypes: [ElemType; 2],
-) {
-    let column = CUBE_POS_X as usize * lanes + UNIT_POS_X as usize;
-    if column < width {
-        let added = Vector::<f32, N>::cast_from(row.read(column));
-        let group = CUBE_POS_Y as usize;
-        let end = min((group + 1) * share, rows);
-        let mut row = group * share + UNIT_POS_Y as usize;
-        while row < end {
-            let at = row * width + column;
-            sum.write(at, Vector::cast_from(Vector::<f32, N>::cast_from(x.read(at)) + added));
-            row += height;
-        }
-    }
-}
-
-/// A matrix, to each row of which `row` is added, in f32. It takes the memory of `x` if no other handle to it exists. No dimension is 0.
-pub(crate) fn added(x: CubeTensor, row: CubeTensor) -> CubeTensor {
-    let [x, row] = [x, row].map(into_contiguous);
-    let grid = Grid::of(matrix(&x));
-    let (sum, view) = over(&x, 0);
-    add_to_rows::launch(
-        &x.client.clone(),
-        grid.cubes(),
-        grid.units(),
-        x.required_address_type(),
-        grid.vector,
-        x.clone().into_linear_view(),
-        row.clone().into_linear_view(),
-        view,
-        grid.rows,
-        grid.width,
-        grid.share,
-        grid.lanes,
-        grid.height,
-        [x.dtype, row.dtype].map(dtype_to_storage_type),
-    );
-    sum
 }

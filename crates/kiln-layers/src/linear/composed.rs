@@ -11,8 +11,8 @@ use kiln_operations::KernelBackend;
 
 use super::Prologue;
 use crate::activation::{activated, activation_gradient};
-use crate::bias::{add_bias, bias_gradient};
-use crate::composed::{Wide, full};
+use crate::bias::bias_gradient;
+use crate::composed::{cast, full};
 use crate::norm::{row_norm, row_norm_backward};
 
 /// Reshapes a tensor to a matrix whose rows are along the last dimension.
@@ -48,10 +48,12 @@ pub(super) fn forward<B: KernelBackend>(
     let last = shape.num_dims() - 1;
     shape[last] = outputs;
     let [h, statistics] = prologue::<B>(x, norm, kind);
-    let y = B::float_matmul(matrix::<B>(h), Wide::<B>::of(&weight).narrow(dtype));
+    let (weight, bias) = (cast::<B>(weight, dtype), cast::<B>(bias, dtype));
+    let y = B::float_matmul(matrix::<B>(h), weight);
+    // burn makes one kernel of the product and this sum.
     let y = match bias.shape().num_elements() {
         0 => y,
-        _ => add_bias::<B>(y, bias),
+        _ => B::float_add(y, B::float_reshape(bias, Shape::new([1, outputs]))),
     };
     [B::float_reshape(y, shape), statistics]
 }
@@ -69,7 +71,7 @@ pub(super) fn weight_gradient<B: KernelBackend>(
     let gradient = matrix::<B>(gradient);
     let of_bias = bias_gradient::<B>(gradient.clone(), dtype);
     let of_weight = B::float_matmul(B::float_transpose(matrix::<B>(h)), gradient);
-    [Wide::<B>::of(&of_weight).narrow(dtype), of_bias]
+    [cast::<B>(of_weight, dtype), of_bias]
 }
 
 /// The gradients of the input and of the norm's weight and bias.
@@ -82,7 +84,7 @@ pub(super) fn input_gradient<B: KernelBackend>(
     kind: Prologue,
 ) -> [FloatTensor<B>; 3] {
     let (shape, dtype) = (x.shape(), x.dtype());
-    let weight = Wide::<B>::of(&weight).narrow(dtype);
+    let weight = cast::<B>(weight, dtype);
     let gradient = B::float_matmul(matrix::<B>(gradient), B::float_transpose(weight));
     let gradient = B::float_reshape(gradient, shape);
     match kind {
