@@ -170,7 +170,8 @@ impl<T: Task> Trainer<T> {
         self.watch.measured()
     }
 
-    /// Bytes of the parameters that are updated together. Their old and new values exist at the same time.
+    /// Bytes of the parameters that are updated together at least: more if the pools of a GPU have room for their new values. Old and new
+    /// values exist at the same time.
     pub fn update_bytes(&self) -> u64 {
         chunk_bytes(&self.run.model, CHUNKS)
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_accumulation::RunningStatistics;
 use kiln_memory::UpdateChunks;
 use kiln_precision::Prepared;
@@ -16,6 +16,9 @@ use crate::error::Error;
 
 /// How the parameters are cut into chunks. Below a MiB the saved memory is not worth the calls.
 pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
+
+/// The most bytes of new values for each byte of a parameter: the parameter, two states, and a gradient that is scaled.
+const NEW_VALUES: u64 = 4;
 
 /// How often the update of a single parameter is tried without a pause.
 pub(super) const TRIES: usize = 8;
@@ -77,7 +80,8 @@ impl Update {
     }
 }
 
-/// The parameters that have a gradient, cut into chunks of at most [`chunk_bytes`].
+/// The parameters that have a gradient, cut into chunks of at most [`chunk_bytes`]. Chunks may be larger where the pools of the devices have
+/// room for their new values: each chunk costs time on the host.
 fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
     struct Chunks<'a> {
         prepared: &'a Prepared,
@@ -101,9 +105,31 @@ fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
             self.bytes += size;
         }
     }
-    let mut chunks = Chunks { prepared, most: chunk_bytes(model, CHUNKS), bytes: 0, chunks: vec![] };
+    let most = chunk_bytes(model, CHUNKS).max(unused_bytes(model) / NEW_VALUES);
+    let mut chunks = Chunks { prepared, most, bytes: 0, chunks: vec![] };
     for_each(model, None, &mut chunks);
     chunks.chunks
+}
+
+/// The bytes that the pools of each device of `model` hold and that no tensor uses: the fewest. 0 for devices without pools.
+fn unused_bytes(model: &impl Module) -> u64 {
+    #[derive(Default)]
+    struct Devices(Vec<Device>);
+    impl EachParameter for Devices {
+        fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let device = param.device().inner();
+            if !self.0.contains(&device) {
+                self.0.push(device);
+            }
+        }
+    }
+    let mut devices = Devices::default();
+    for_each(model, None, &mut devices);
+    let unused = |device: &Device| {
+        let usage = device.memory_pool_usage()?;
+        Some(usage.bytes_reserved.saturating_sub(usage.bytes_in_use + usage.bytes_padding))
+    };
+    devices.0.iter().map(|device| unused(device).unwrap_or(0)).min().unwrap_or(0)
 }
 
 /// The gradients of a chunk: unscaled and clipped, or as they are for an optimizer that does it.
