@@ -17,8 +17,9 @@ use crate::error::Error;
 /// How the parameters are cut into chunks. Below a MiB the saved memory is not worth the calls.
 pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
 
-/// The most bytes of new values for each byte of a parameter: the parameter, two states, and a gradient that is scaled.
-const NEW_VALUES: u64 = 4;
+/// Unused bytes of a pool for each byte of a parameter that is updated together with others: twice those of its new value, two states, and
+/// a gradient that is scaled, because what is unused is in pieces.
+const UNUSED: u64 = 8;
 
 /// How often the update of a single parameter is tried without a pause.
 pub(super) const TRIES: usize = 8;
@@ -105,7 +106,7 @@ fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
             self.bytes += size;
         }
     }
-    let most = chunk_bytes(model, CHUNKS).max(unused_bytes(model) / NEW_VALUES);
+    let most = chunk_bytes(model, CHUNKS).max(unused_bytes(model) / UNUSED);
     let mut chunks = Chunks { prepared, most, bytes: 0, chunks: vec![] };
     for_each(model, None, &mut chunks);
     chunks.chunks
