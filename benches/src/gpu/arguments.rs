@@ -25,7 +25,7 @@ pub struct GpuArguments {
     #[arg(long, default_value = "cuda:0")]
     pub device: String,
     /// Where results go; items that are there already and are not chosen stay
-    /// [default: benches/results/gpu/CARD-DATE; runs/gpu otherwise]
+    /// [default: benches/results/gpu/CARD-DATE; runs/gpu otherwise, and with --warm]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// The smallest sizes, to see that everything runs
@@ -37,6 +37,10 @@ pub struct GpuArguments {
     /// Run only the parts of an item whose names contain this, such as "gpt2 (124M), 1024 tokens, bf16"
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+    /// Only compile and tune the kernels of the steps that item 10 measures. All that is done is kept, also when it is interrupted:
+    /// repeat it until it passes
+    #[arg(long)]
+    pub warm: bool,
     /// Keep all results in this one .tar.gz as well, written anew after each item
     #[arg(long, value_name = "FILE")]
     pub archive: Option<PathBuf>,

@@ -39,6 +39,8 @@ pub(crate) struct Context {
     pub(crate) record: Record,
     /// Parts whose names lack this are left out.
     only: Option<String>,
+    /// Whether steps are only compiled and tuned.
+    pub(crate) warm: bool,
     left_out: bool,
     size: Size,
     deadline: Instant,
@@ -53,6 +55,7 @@ impl Context {
             python: arguments.python.clone(),
             record,
             only: arguments.only.clone(),
+            warm: arguments.warm,
             left_out: false,
             size: arguments.size(),
             deadline: Instant::now() + limit(&ITEMS[number - 1], arguments.patience),

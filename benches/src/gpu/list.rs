@@ -43,6 +43,15 @@ pub(crate) fn chosen(items: &[usize]) -> Result<Vec<usize>> {
     Ok(chosen)
 }
 
+/// The item whose steps `--warm` compiles and tunes.
+pub(crate) fn warmed(items: &[usize]) -> Result<Vec<usize>> {
+    const SPEED: usize = 10;
+    if items.iter().any(|item| *item != SPEED) {
+        bail!(Usage(format!("--warm compiles and tunes what item {SPEED} measures, and takes no other item")));
+    }
+    Ok(vec![SPEED])
+}
+
 /// Prints the list.
 pub(crate) fn print() -> Result<()> {
     let mut out = std::io::stdout().lock();
@@ -60,6 +69,8 @@ mod tests {
     fn items_are_chosen_by_number() {
         assert_eq!(chosen(&[]).unwrap(), Vec::from_iter(1..=10));
         assert_eq!(chosen(&[4, 2, 4]).unwrap(), [2, 4]);
+        assert_eq!(ITEMS[warmed(&[]).unwrap()[0] - 1].name, "speed");
+        assert!(warmed(&[10, 4]).unwrap_err().is::<Usage>());
         for wrong in [0, 11] {
             assert!(chosen(&[1, wrong]).unwrap_err().to_string().contains("expected 1 to 10"));
         }

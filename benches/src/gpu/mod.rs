@@ -49,7 +49,10 @@ pub fn run(arguments: &GpuArguments) -> Result<ExitCode> {
     if let Some(request) = &arguments.curve {
         return curves::child(&arguments.device, request);
     }
-    let chosen = list::chosen(&arguments.items)?;
+    let chosen = match arguments.warm {
+        false => list::chosen(&arguments.items)?,
+        true => list::warmed(&arguments.items)?,
+    };
     if arguments.child {
         for number in chosen {
             child::run(arguments, number)?;

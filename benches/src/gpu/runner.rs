@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &GpuArguments, chosen: &[usize]) -> Result<ExitCode
     let provenance = Provenance::collect(&arguments.device).with_sizes(arguments.size());
     let folder = match &arguments.out {
         Some(folder) => folder.clone(),
-        None => default_folder(&provenance),
+        None => default_folder(&provenance, arguments.warm),
     };
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -113,6 +113,9 @@ fn one(
     if arguments.quick {
         command.arg("--quick");
     }
+    if arguments.warm {
+        command.arg("--warm");
+    }
     if let Some(only) = &arguments.only {
         command.args(["--only", only]);
     }
@@ -150,12 +153,12 @@ fn eprint(text: &[u8]) {
     let _ = std::io::stderr().write_all(text);
 }
 
-/// Results of a GPU are kept. Those of the CPU and of an emulated GPU only show that the list runs.
-fn default_folder(provenance: &Provenance) -> PathBuf {
+/// Results of a GPU are kept, unless nothing is measured. Those of the CPU and of an emulated GPU only show that the list runs.
+fn default_folder(provenance: &Provenance, warm: bool) -> PathBuf {
     let name = format!("{}-{}", provenance.machine(), provenance.date);
     match provenance.gpu {
-        Some(_) => Path::new("benches/results/gpu").join(name),
-        None => Path::new("runs/gpu").join(name),
+        Some(_) if !warm => Path::new("benches/results/gpu").join(name),
+        _ => Path::new("runs/gpu").join(name),
     }
 }
 
@@ -196,11 +199,12 @@ mod tests {
     #[test]
     fn results_of_a_gpu_and_of_the_cpu_are_kept_apart() {
         let gpu = Provenance::example();
-        assert_eq!(default_folder(&gpu), Path::new("benches/results/gpu/example-gx-80-gb-2026-11-21"));
+        assert_eq!(default_folder(&gpu, false), Path::new("benches/results/gpu/example-gx-80-gb-2026-11-21"));
+        assert_eq!(default_folder(&gpu, true), Path::new("runs/gpu/example-gx-80-gb-2026-11-21"));
         let simulated = Provenance { gpu: None, ..gpu };
-        assert_eq!(default_folder(&simulated), Path::new("runs/gpu/cuda-0-2026-11-21"));
+        assert_eq!(default_folder(&simulated, false), Path::new("runs/gpu/cuda-0-2026-11-21"));
         let flex = Provenance { device: "flex".into(), ..simulated };
-        assert_eq!(default_folder(&flex), Path::new("runs/gpu/flex-2026-11-21"));
+        assert_eq!(default_folder(&flex, false), Path::new("runs/gpu/flex-2026-11-21"));
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     let (images, text) = (cases.images.on_burns_layers(), cases.text.on_burns_layers());
     speed(context, &text.network().clipped(TEXT_CLIP), Precision::BF16, cases.text_batches[0]);
     speed(context, &images.network().clipped(IMAGES_CLIP), Precision::BF16, cases.image_batches[0]);
+    if context.warm {
+        return Ok(());
+    }
     for precision in precisions {
         let what = format!("{}, {precision}: largest batch", resnet.name);
         context.part(&what, 4, |context| largest(context, &resnet, precision, &limit));
@@ -73,6 +76,10 @@ fn steps<T: Task<Batch: Sync>>(
     let one = |trainer: &mut Trainer<T>| timed(&plain, || Ok(trainer.step(&batch)?));
     let (_, first) = apart(&plain, || one(&mut trainer()?))?; // kernels are compiled and tuned
     let what = format!("{}, {precision}, batch {samples}", network.name);
+    if context.warm {
+        context.record.check(what, true, format!("compiled and tuned in {:.1} s", 1e-3 * first));
+        return Ok(());
+    }
     let (bytes, times, loss) = apart(&plain, || {
         let peak = Peak::start(&plain, gpu);
         let mut trainer = trainer()?;
