@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use burn::backend::Cube;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
@@ -17,9 +17,7 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::{empty, has};
 use kiln_operations::launch;
 
-use super::rule::{AnyRule, Betas, Rule};
-use super::together::join;
-use crate::place::float;
+use super::rule::{AnyRule, Betas};
 
 /// Parameters of a launch. Fewer are filled up, so that there is one kernel for all.
 const PARAMETERS: usize = 16;
@@ -41,6 +39,13 @@ pub(super) struct Joined {
     gradient: FloatTensor<Cube>,
     /// The parameter and its state.
     values: Vec<FloatTensor<Cube>>,
+}
+
+impl Joined {
+    /// An update by a rule of a parameter and its state, on a gradient that is multiplied by `scale` first.
+    pub(super) fn new(rule: AnyRule, scale: f32, gradient: FloatTensor<Cube>, values: Vec<FloatTensor<Cube>>) -> Self {
+        Self { settings: Settings { rule, scale }, gradient, values }
+    }
 }
 
 /// What parameters of one kernel have in common.
@@ -84,12 +89,13 @@ impl Join {
         let mut updates: Vec<Option<Joined>> = std::mem::take(updates).into_iter().map(Some).collect();
         let mut results = vec![vec![]; updates.len()];
         let mut written = vec![];
-        while let Some(first) = updates.iter().flatten().next() {
-            let (settings, device) = (first.settings, first.gradient.client.device().clone());
+        for first in 0..updates.len() {
+            let Some(update) = updates[first].take() else { continue };
+            let (settings, device) = (update.settings, update.gradient.client.device().clone());
             let alike = |update: &mut Joined| update.settings == settings && *update.gradient.client.device() == device;
-            let taken =
+            let others =
                 updates.iter_mut().enumerate().filter_map(|(index, update)| Some((index, update.take_if(alike)?)));
-            let (indices, taken): (Vec<usize>, Vec<Joined>) = taken.unzip();
+            let (indices, taken): (Vec<usize>, Vec<Joined>) = [(first, update)].into_iter().chain(others).unzip();
             let mut made = computed(settings, taken).into_iter();
             for index in indices {
                 results[index] = made.by_ref().take(settings.rule.states() + 1).collect();
@@ -108,19 +114,6 @@ fn computed(settings: Settings, updates: Vec<Joined>) -> Vec<FloatTensor<Cube>> 
     let outputs = values.chain([(Shape::new([1]), DType::F32)]).collect();
     let inputs = updates.into_iter().flat_map(|update| [update.gradient].into_iter().chain(update.values)).collect();
     launch("kiln::update_together", inputs, outputs, move |tensors| launched(settings, tensors))
-}
-
-/// Joins the update of a parameter with others.
-pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
-    rule: R,
-    values: [Tensor<D>; N],
-    gradient: Tensor<D>,
-) -> [Tensor<D>; N] {
-    let gradient = float::<Cube, D>(gradient);
-    let values = values.into_iter().map(float::<Cube, D>).collect();
-    let update = |scale| Joined { settings: Settings { rule: rule.any(), scale }, gradient, values };
-    let mut next = join(update).into_iter().map(Tensor::from_primitive::<Cube>);
-    std::array::from_fn(|_| next.next().unwrap_or_else(|| unreachable!("as many values as the rule has")))
 }
 
 /// A parameter on its way through a launch.
@@ -155,16 +148,14 @@ fn launched(settings: Settings, tensors: Vec<CubeTensor>) -> Vec<CubeTensor> {
         let next = values.iter().map(like).collect();
         parameters.push(Parameter { gradient, values, next });
     }
-    let mut order: Vec<&Parameter> =
-        parameters.iter().filter(|parameter| parameter.gradient.meta.num_elements() > 0).collect();
+    let mut order: Vec<&Parameter> = parameters.iter().collect();
     order.sort_by_key(|parameter| parameter.kind());
     // Each launch reads what the one before has written last: it is skipped if that one was, for lack of memory.
     let mut written: Option<CubeTensor> = None;
     for parameters in order.chunk_by(|a, b| a.kind() == b.kind()).flat_map(|alike| alike.chunks(PARAMETERS)) {
         written = Some(launch_some(settings, parameters, written));
     }
-    let written = written.unwrap_or_else(|| parameters[0].gradient.clone());
-    parameters.into_iter().flat_map(|parameter| parameter.next).chain([written]).collect()
+    parameters.into_iter().flat_map(|parameter| parameter.next).chain(written).collect()
 }
 
 /// One launch for at most [`PARAMETERS`] of one kind, after `before`. Returns a tensor of one element that it writes as well.

@@ -1,6 +1,8 @@
 //! A parameter's update on the devices that have one operation for it.
 
 use crate::error::Error;
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
 use burn::backend::{Capture, DispatchDevice};
@@ -10,6 +12,8 @@ use serde_json::Value;
 
 use super::rule::Rule;
 use super::together::{joins_now, scaled};
+#[cfg(feature = "cube")]
+use super::{cube::Joined, together::join};
 use crate::place::float;
 use kiln_operations::{like, operations};
 
@@ -21,7 +25,7 @@ pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => true,
         DispatchDevice::Capture(_) => true,
-        _ => joins_now(&device),
+        _ => joins_now(&device) && parameter.shape().num_elements() > 0,
     };
     let alike = |other: &&Tensor<D>| {
         other.dtype() == DType::F32 && other.dims() == parameter.dims() && other.device() == device
@@ -44,7 +48,13 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
             super::flex::update(rule, values, &gradient).map(Tensor::from_primitive::<Flex>)
         }
         #[cfg(feature = "cube")]
-        DispatchDevice::Cube(_) => super::cube::update(rule, values, gradient),
+        DispatchDevice::Cube(_) => {
+            let gradient = float::<Cube, D>(gradient);
+            let values = values.map(float::<Cube, D>).into();
+            let next = join(|scale| Joined::new(rule.any(), scale, gradient, values));
+            let mut next = next.into_iter().map(Tensor::from_primitive::<Cube>);
+            std::array::from_fn(|_| next.next().unwrap_or_else(|| unreachable!("as many values as the rule has")))
+        }
         _ => {
             let gradient = float::<Capture, D>(scaled(gradient));
             let values = values.map(float::<Capture, D>);
