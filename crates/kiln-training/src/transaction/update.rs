@@ -17,9 +17,9 @@ use crate::error::Error;
 /// How the parameters are cut into chunks. Below a MiB the saved memory is not worth the calls.
 pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
 
-/// Unused bytes of a pool for each byte of a parameter that is updated together with others: twice those of its new value, two states, and
-/// a gradient that is scaled, because what is unused is in pieces.
-const UNUSED: u64 = 8;
+/// Unused bytes of a pool for each byte of a parameter that is updated together with others: four times those of its new value, two states,
+/// and a gradient that is scaled, because what is unused is in pieces. With twice as many, the pools of a GPT-2 in f32 grow.
+const UNUSED: u64 = 16;
 
 /// How often the update of a single parameter is tried without a pause.
 pub(super) const TRIES: usize = 8;
