@@ -141,7 +141,7 @@ mod tests {
     fn trained(optimizer: &ModuleOptimizer, factor: f64, inside: bool) -> Vec<f32> {
         let device = Device::flex();
         device.seed(1);
-        let mut model: Linear = LinearConfig::new(8, 4).init(&device);
+        let mut model: Linear = LinearConfig::new(8, 4).init(&device.clone().autodiff());
         let mut optimizer = optimizer.clone();
         for _ in 0..2 {
             let weight = Tensor::<2>::random([8, 4], Distribution::Default, &device);
