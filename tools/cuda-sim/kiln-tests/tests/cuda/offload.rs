@@ -85,7 +85,8 @@ fn step(trainer: &Run, step: u64) -> impl FnOnce() -> StepReport + 'static {
 
 #[test]
 fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
-    with_card(&[], |card| {
+    // From sm_80 on, products in TF32 would turn the last bits of a weight into the last of eleven.
+    with_card(&[("SM", "75")], |card| {
         let plain = trainer(false);
         for number in 0..3 {
             let _ = step(&plain, number)();
