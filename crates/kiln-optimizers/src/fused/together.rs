@@ -67,7 +67,7 @@ pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> Updated<R> {
     struct Scope;
     impl Drop for Scope {
         fn drop(&mut self) {
-            drop(OPEN.take());
+            let _closed = OPEN.take();
         }
     }
     OPEN.set(Some(Together {
