@@ -142,7 +142,8 @@ impl Sim {
             let peers = state.device(device)?.peers.clone();
             state.space.view(device, &peers)
         };
-        let mut limits = Limits { max_instructions: self.settings.max_instructions, ..Limits::default() };
+        let shared_fill = self.settings.fill.unwrap_or(0);
+        let mut limits = Limits { max_instructions: self.settings.max_instructions, shared_fill, ..Limits::default() };
         if self.settings.threads > 0 {
             limits.threads = self.settings.threads;
         }

@@ -24,14 +24,17 @@ pub struct Limits {
     /// Threads that run blocks. With 1, blocks run in the order of their index, so that sums of floating-point
     /// numbers by atomic operations repeat bit for bit.
     pub threads: usize,
+    /// Byte that fills the shared memory of a block when it begins.
+    pub shared_fill: u8,
 }
 
 impl Default for Limits {
-    /// No bound on instructions, and a thread for each processor.
+    /// No bound on instructions, a thread for each processor, and zeros in shared memory.
     fn default() -> Self {
         Limits {
             max_instructions: u64::MAX,
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            shared_fill: 0,
         }
     }
 }

@@ -203,7 +203,7 @@ fn work(shared: &Shared<'_>, trace: Option<Trace>) -> Option<Trace> {
         let [x, y] = [u64::from(launch.grid[0]), u64::from(launch.grid[1])];
         let index = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
         // SAFETY: this is the memory that `block.shared` points to, `shared_bytes` long.
-        unsafe { block.shared.host.write_bytes(0, shared_bytes as usize) };
+        unsafe { block.shared.host.write_bytes(limits.shared_fill, shared_bytes as usize) };
         for (n, warp) in warps.iter_mut().enumerate() {
             let here = threads - n as u32 * LANES as u32;
             warp.restart(if here >= LANES as u32 { !0 } else { (1 << here) - 1 });

@@ -122,7 +122,7 @@ fn lanes_may_spin_for_lanes_of_their_own_warp() {
          st.global.b32 [%d+4], 7; bra.uni $E;\n$W: st.volatile.global.b32 [%d], 1;\n$E:",
     );
     let mut data = [0; 2];
-    let limits = Limits { max_instructions: 1 << 24, threads: 1 };
+    let limits = Limits { max_instructions: 1 << 24, threads: 1, ..Limits::default() };
     launch_within(&module, [1; 3], [32, 1, 1], &mut data, &limits).expect("the others get their turn");
     assert_eq!(data, [1, 7]);
 }
@@ -144,7 +144,7 @@ fn warps_may_spin_for_each_other() {
 fn an_endless_loop_is_stopped() {
     let module = kernel("", "$S: bra.uni $S;");
     for threads in [1, 2] {
-        let limits = Limits { max_instructions: 10_000_000, threads };
+        let limits = Limits { max_instructions: 10_000_000, threads, ..Limits::default() };
         let error = launch_within(&module, [4, 1, 1], [64, 1, 1], &mut [0], &limits).expect_err("never ends");
         assert_eq!(error, ExecError::TooManyInstructions { limit: 10_000_000 });
     }

@@ -1,6 +1,6 @@
 //! Loads, stores, atomic operations and address spaces.
 
-use super::{each_lane, kernel, launch};
+use super::{each_lane, kernel, launch, launch_within};
 use kiln_cuda_sim::ptx::{Buffers, Launch, Limits, Module};
 
 #[test]
@@ -110,6 +110,22 @@ fn parameters_by_name_and_by_address() {
     let found: Vec<u32> =
         memory.read(out, 16).chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().expect("four"))).collect();
     assert_eq!(found, [22, 33, 55, 200]);
+}
+
+#[test]
+fn shared_memory_of_each_block_begins_as_the_limits_say() {
+    // Each block reads a word that it has not written, and then writes it.
+    let module = kernel(
+        ".shared .align 4 .b8 box[4];",
+        "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd1, %d, %rd1; mov.b64 %rd2, box;\n\
+         ld.shared.b32 %r2, [%rd2]; st.global.b32 [%rd1], %r2; st.shared.b32 [%rd2], 7;",
+    );
+    for (shared_fill, expected) in [(0, 0), (0xff, u32::MAX)] {
+        let limits = Limits { threads: 1, shared_fill, ..Limits::default() };
+        let mut data = [1; 3];
+        launch_within(&module, [3, 1, 1], [1; 3], &mut data, &limits).expect("runs");
+        assert_eq!(data, [expected; 3]);
+    }
 }
 
 #[test]
