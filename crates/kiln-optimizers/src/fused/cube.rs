@@ -280,6 +280,12 @@ fn product<N: Size>(a: Vector<f32, N>, b: f32) -> Vector<f32, N> {
     fma(a, Vector::new(b), Vector::new(-0.0f32))
 }
 
+/// A running mean or sum after one more value.
+#[cube]
+fn next_mean<N: Size>(mean: Vector<f32, N>, factor: f32, value: Vector<f32, N>, share: f32) -> Vector<f32, N> {
+    product::<N>(mean, factor) + product::<N>(value, share)
+}
+
 /// The next values of parameters and their state. The rules are those of `rule.rs`.
 #[cube(launch, address_type = "dynamic")]
 fn update_many<N: Size>(
@@ -309,44 +315,31 @@ fn update_many<N: Size>(
                 let scaled = product::<N>(gradient.read(place), numbers.scale);
                 let g = if comptime!(has_penalty) { product::<N>(p, numbers.penalty) + scaled } else { scaled };
                 match comptime!(kind) {
-                    Kind::AdamW => {
+                    Kind::AdamW | Kind::Adam => {
                         let (first, second) = comptime!((2 * index, 2 * index + 1));
-                        let m = product::<N>(states.index(first).read(place), numbers.beta_1)
-                            + product::<N>(g, numbers.rest_1);
                         let square = fma(g, g, Vector::new(-0.0f32));
-                        let v = product::<N>(states.index(second).read(place), numbers.beta_2)
-                            + product::<N>(square, numbers.rest_2);
-                        let root = (v / Vector::new(numbers.correction_2)).sqrt() + Vector::new(numbers.epsilon);
-                        let delta = m / Vector::new(numbers.correction_1) / root;
-                        next.write(place, product::<N>(p, numbers.keep) - product::<N>(delta, numbers.rate));
+                        let m = next_mean::<N>(states.index(first).read(place), numbers.beta_1, g, numbers.rest_1);
+                        let v =
+                            next_mean::<N>(states.index(second).read(place), numbers.beta_2, square, numbers.rest_2);
                         next_states.index_mut(first).write(place, m);
                         next_states.index_mut(second).write(place, v);
-                    }
-                    Kind::Adam => {
-                        let (first, second) = comptime!((2 * index, 2 * index + 1));
-                        let m = product::<N>(states.index(first).read(place), numbers.beta_1)
-                            + product::<N>(g, numbers.rest_1);
-                        let square = fma(g, g, Vector::new(-0.0f32));
-                        let v = product::<N>(states.index(second).read(place), numbers.beta_2)
-                            + product::<N>(square, numbers.rest_2);
-                        let delta = product::<N>(m, numbers.correction_1) / (v.sqrt() + Vector::new(numbers.epsilon));
-                        next.write(place, p - product::<N>(delta, numbers.rate));
-                        next_states.index_mut(first).write(place, m);
-                        next_states.index_mut(second).write(place, v);
+                        let epsilon = Vector::new(numbers.epsilon);
+                        if comptime!(kind == Kind::AdamW) {
+                            let root = (v / Vector::new(numbers.correction_2)).sqrt() + epsilon;
+                            let delta = m / Vector::new(numbers.correction_1) / root;
+                            next.write(place, product::<N>(p, numbers.keep) - product::<N>(delta, numbers.rate));
+                        } else {
+                            let delta = product::<N>(m, numbers.correction_1) / (v.sqrt() + epsilon);
+                            next.write(place, p - product::<N>(delta, numbers.rate));
+                        }
                     }
                     Kind::Sgd => next.write(place, p - product::<N>(g, numbers.rate)),
-                    Kind::Momentum => {
-                        let v = product::<N>(g, numbers.share)
-                            + product::<N>(states.index(index).read(place), numbers.factor);
-                        next.write(place, p - product::<N>(v, numbers.rate));
+                    Kind::Momentum | Kind::Nesterov => {
+                        let v = next_mean::<N>(states.index(index).read(place), numbers.factor, g, numbers.share);
                         next_states.index_mut(index).write(place, v);
-                    }
-                    Kind::Nesterov => {
-                        let v = product::<N>(g, numbers.share)
-                            + product::<N>(states.index(index).read(place), numbers.factor);
-                        let delta = product::<N>(v, numbers.factor) + g;
+                        let delta =
+                            if comptime!(kind == Kind::Nesterov) { product::<N>(v, numbers.factor) + g } else { v };
                         next.write(place, p - product::<N>(delta, numbers.rate));
-                        next_states.index_mut(index).write(place, v);
                     }
                 }
                 place += UNITS * CUBE_COUNT_X as usize;
