@@ -1,5 +1,6 @@
 //! Runs other processes with a time limit.
 
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -44,8 +45,8 @@ fn waited(
 ) -> Result<Output> {
     let (stdout, stderr) = (tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?);
     command.stdin(Stdio::null()).stdout(stdout.reopen()?).stderr(stderr.reopen()?);
-    let name = command.get_program().to_string_lossy().into_owned();
-    let mut child = command.spawn().with_context(|| format!("cannot run '{name}'"))?;
+    let program = command.get_program().to_owned();
+    let mut child = command.spawn().with_context(|| format!("cannot run '{}'", Path::new(&program).display()))?;
     let until = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
@@ -60,6 +61,8 @@ fn waited(
             child.wait()?;
             ensure!(!stopped, Stopped);
             let (stdout, stderr) = (std::fs::read(stdout.path())?, std::fs::read(stderr.path())?);
+            // Results are kept: they do not name folders of one machine.
+            let name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
             bail!(TimeUp { name, seconds: limit.as_secs_f64(), stdout, stderr });
         }
         std::thread::sleep(Duration::from_millis(20));

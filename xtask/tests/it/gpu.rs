@@ -63,6 +63,17 @@ fn only_runs_the_parts_that_it_names_and_says_when_there_are_none() {
 }
 
 #[test]
+fn warm_runs_the_steps_and_measures_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = output(folder.path(), &["gpu", "--warm", "--device", "flex", "--quick", "--out", "results"]);
+    let item = read(&folder.path().join("results/10-speed.json"));
+    assert_eq!((run.status.code(), &item["outcome"]), (Some(0), &"pass".into()), "{item}");
+    assert!(item["checks"].as_array().unwrap().len() > 1 && item["tables"].as_array().unwrap().is_empty(), "{item}");
+    assert!(!folder.path().join("results/1-facts.json").exists());
+    assert_eq!(output(folder.path(), &["gpu", "--warm", "4"]).status.code(), Some(2));
+}
+
+#[test]
 fn wrong_calls_are_plain_errors_and_leave_nothing() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, says) in [

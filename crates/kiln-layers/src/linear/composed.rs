@@ -50,7 +50,7 @@ pub(super) fn forward<B: KernelBackend>(
     let [h, statistics] = prologue::<B>(x, norm, kind);
     let (weight, bias) = (cast::<B>(weight, dtype), cast::<B>(bias, dtype));
     let y = B::float_matmul(matrix::<B>(h), weight);
-    // burn makes one kernel of the product and this sum.
+    // An operation of burn's, so that burn may fuse it with the product.
     let y = match bias.shape().num_elements() {
         0 => y,
         _ => B::float_add(y, B::float_reshape(bias, Shape::new([1, outputs]))),

@@ -12,7 +12,7 @@ use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Offload, P
 use kiln_training::{OptimizerConfig, StepReport};
 
 use crate::run::{in_use, with_own_pages};
-use crate::sim::{Card, with_card};
+use crate::sim::{Card, with_card, with_cards};
 use crate::support::{Snapshot, Watched, builder, settings};
 use crate::tasks::{Case, Text};
 
@@ -85,8 +85,7 @@ fn step(trainer: &Run, step: u64) -> impl FnOnce() -> StepReport + 'static {
 
 #[test]
 fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
-    // From sm_80 on, products in TF32 would turn the last bits of a weight into the last of eleven.
-    with_card(&[("SM", "75")], |card| {
+    with_cards(&[], &["SM=75", "SM=90"], |card, name| {
         let plain = trainer(false);
         for number in 0..3 {
             let _ = step(&plain, number)();
@@ -139,7 +138,8 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         let (plain, offloaded) = (run(false), run(true));
         let (far, usual) = (returned.distance(&plain), offloaded.distance(&plain));
         println!("back on the card: {far:.1e} apart, always offloaded: {usual:.1e}");
-        assert!(usual < 1e-5, "{usual:e}");
+        // From sm_80 on, products in TF32 turn the last bits of a weight into the last of eleven.
+        assert!(usual < 1e-5 || name != "SM=75", "{usual:e}");
         assert!(far < 2.0 * usual, "{far:e}, {usual:e}");
     });
 }
