@@ -12,19 +12,19 @@ pub(super) const SPAN: usize = 512;
 /// Bytes of the scores of a block on other devices. The number is small in tests, so that small inputs have several blocks.
 pub(super) const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
-/// Rows, columns and depth of a product on a GPU's tensor cores.
+/// Rows and columns of a tile of a product on a GPU.
 pub(super) const TILE: usize = 16;
 
-/// Whether there are kernels for tensor cores that take heads of this depth: those in 16 bits with whole tiles.
-pub(super) fn on_tensor_cores(dtype: DType, depth: usize) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16) && depth.is_multiple_of(TILE) && (TILE..=128).contains(&depth)
+/// Whether there are kernels for a GPU that take heads of this depth: those with whole tiles.
+pub(super) fn has_kernels(dtype: DType, depth: usize) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && depth.is_multiple_of(TILE) && (TILE..=128).contains(&depth)
 }
 
-/// Input: qkv. Scalars: heads, causal, whether there is dropout, whether there are lengths of keys.
+/// Input: qkv. Scalars: heads, causal.
 pub(super) static PACKED: Cost = Cost {
     any_order: &[0],
     cpu_scratch: |call, cpu| forward(&Sizes::packed(call), call, cpu),
-    gpu_scratch: |call| gpu_forward(&Sizes::packed(call), call, 1),
+    gpu_scratch: |call| gpu_forward(&Sizes::packed(call), call),
     multiply_adds: |call| 2.0 * Sizes::packed(call).product(),
     ..Cost::new("kiln::attention")
 };
@@ -33,7 +33,7 @@ pub(super) static PACKED: Cost = Cost {
 pub(super) static PACKED_BACKWARD: Cost = Cost {
     any_order: &[0, 1, 3],
     cpu_scratch: |call, cpu| backward(&Sizes::packed(call), call, cpu),
-    gpu_scratch: |call| gpu_backward(&Sizes::packed(call), call, 4),
+    gpu_scratch: |call| gpu_backward(&Sizes::packed(call), call),
     multiply_adds: |call| 5.0 * Sizes::packed(call).product(),
     ..Cost::new("kiln::attention_backward")
 };
@@ -42,7 +42,7 @@ pub(super) static PACKED_BACKWARD: Cost = Cost {
 pub(super) static GROUPED: Cost = Cost {
     any_order: &[0, 1, 2],
     cpu_scratch: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
-    gpu_scratch: |call| gpu_forward(&Sizes::grouped(call), call, 3),
+    gpu_scratch: |call| gpu_forward(&Sizes::grouped(call), call),
     multiply_adds: |call| 2.0 * Sizes::grouped(call).product(),
     ..Cost::new("kiln::grouped_attention")
 };
@@ -51,7 +51,7 @@ pub(super) static GROUPED: Cost = Cost {
 pub(super) static GROUPED_BACKWARD: Cost = Cost {
     any_order: &[0, 1, 2, 3, 5],
     cpu_scratch: |call, cpu| backward(&Sizes::grouped(call), call, cpu),
-    gpu_scratch: |call| gpu_backward(&Sizes::grouped(call), call, 6),
+    gpu_scratch: |call| gpu_backward(&Sizes::grouped(call), call),
     multiply_adds: |call| 5.0 * Sizes::grouped(call).product(),
     ..Cost::new("kiln::grouped_attention_backward")
 };
@@ -116,19 +116,18 @@ impl Sizes {
     }
 }
 
-/// Whether the kernels for tensor cores run. More than `inputs` inputs are a boolean mask or the seed of a dropout.
-fn in_shared_memory(sizes: &Sizes, call: &Call<'_>, inputs: usize) -> bool {
-    let dtype = call.inputs.first().map_or(DType::F32, |input| input.dtype);
-    call.inputs.len() == inputs && call.scalar(2) + call.scalar(3) == 0 && on_tensor_cores(dtype, sizes.depth as usize)
+/// Whether scores stay in the shared memory of a GPU.
+fn in_shared_memory(sizes: &Sizes, call: &Call<'_>) -> bool {
+    has_kernels(call.inputs.first().map_or(DType::F32, |input| input.dtype), sizes.depth as usize)
 }
 
-fn gpu_forward(sizes: &Sizes, call: &Call<'_>, inputs: usize) -> u64 {
-    if in_shared_memory(sizes, call, inputs) { 0 } else { sizes.of_block(2, 4) }
+fn gpu_forward(sizes: &Sizes, call: &Call<'_>) -> u64 {
+    if in_shared_memory(sizes, call) { 0 } else { sizes.of_block(2, 4) }
 }
 
 /// One value of each query in the kernels.
-fn gpu_backward(sizes: &Sizes, call: &Call<'_>, inputs: usize) -> u64 {
-    match in_shared_memory(sizes, call, inputs) {
+fn gpu_backward(sizes: &Sizes, call: &Call<'_>) -> u64 {
+    match in_shared_memory(sizes, call) {
         true => 4 * sizes.samples * sizes.heads * sizes.time,
         false => sizes.of_backward_block(call.reads_half(0)),
     }

@@ -29,6 +29,19 @@ enum Pass {
     GroupedBackward([bool; 3]),
 }
 
+#[cfg(feature = "cube")]
+impl Pass {
+    /// The inputs besides masks.
+    fn tensors(self) -> usize {
+        match self {
+            Self::Packed => 1,
+            Self::PackedBackward => 4,
+            Self::Grouped => 3,
+            Self::GroupedBackward(_) => 6,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Attend {
     pass: Pass,
@@ -85,8 +98,7 @@ impl Kernel for Attend {
     }
 
     fn scalars(&self) -> Vec<i64> {
-        let Settings { heads, causal, key_lengths, dropout, .. } = &self.settings;
-        vec![*heads as i64, (*causal).into(), (*dropout > 0.0).into(), key_lengths.is_some().into()]
+        vec![self.settings.heads as i64, self.settings.causal.into()]
     }
 
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
@@ -111,15 +123,12 @@ impl Kernel for Attend {
     #[cfg(feature = "cube")]
     fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
         let (shape, dtype) = &inputs[0];
-        let (count, depth) = match self.pass {
-            Pass::Packed => (1, shape[2] / 3 / self.settings.heads),
-            Pass::PackedBackward => (4, shape[2] / 3 / self.settings.heads),
-            Pass::Grouped => (3, shape[3]),
-            Pass::GroupedBackward(_) => (6, shape[3]),
+        let depth = match self.pass {
+            Pass::Packed | Pass::PackedBackward => shape[2] / 3 / self.settings.heads,
+            Pass::Grouped | Pass::GroupedBackward(_) => shape[3],
         };
-        let has_values = inputs.iter().all(|(shape, _)| shape.num_elements() > 0);
-        // More inputs are a boolean mask or the seed of a dropout.
-        let taken = inputs.len() == count && has_values && super::cube::takes(device, &self.settings, *dtype, depth);
+        let has_values = inputs[..self.pass.tensors()].iter().all(|(shape, _)| shape.num_elements() > 0);
+        let taken = has_values && super::cube::takes(device, *dtype, depth);
         taken.then_some(Self::launch)
     }
 
@@ -131,16 +140,17 @@ impl Kernel for Attend {
 
 #[cfg(feature = "cube")]
 impl Attend {
-    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    fn launch(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
         use super::cube::{grouped_backward, grouped_forward, packed_backward, packed_forward};
+        let masks = inputs.split_off(self.pass.tensors());
         match self.pass {
             Pass::Packed => {
                 let [qkv] = all(inputs);
-                packed_forward(qkv, &self.settings).into()
+                packed_forward(qkv, &self.settings, masks).into()
             }
-            Pass::PackedBackward => vec![packed_backward(all(inputs), &self.settings)],
-            Pass::Grouped => grouped_forward(all(inputs), &self.settings).into(),
-            Pass::GroupedBackward(_) => grouped_backward(all(inputs), &self.settings).into(),
+            Pass::PackedBackward => vec![packed_backward(all(inputs), &self.settings, masks)],
+            Pass::Grouped => grouped_forward(all(inputs), &self.settings, masks).into(),
+            Pass::GroupedBackward(_) => grouped_backward(all(inputs), &self.settings, masks).into(),
         }
     }
 }

@@ -1,10 +1,13 @@
-//! Attention in CubeCL, on tensor cores: one launch forward, two backward. Scores are in shared memory only.
+//! Attention in CubeCL: one launch forward, two backward. Scores are in shared memory only.
 //!
-//! In f16 and bf16, without dropout, and with no mask but the causal one. Products are of 16 bits with sums in f32; scores, their exponentials
-//! and logarithms are f32. Weights and the gradients of the scores are rounded to 16 bits for the products.
+//! On tensor cores, the factors of products have 16 bits, or the 11 bits of TF32 for tensors in f32; so weights and the gradients of the
+//! scores are rounded to them. Sums, scores, their exponentials and logarithms are f32. Where a device has no tensor cores for a dtype,
+//! units multiply in f32.
 
 mod backward;
 mod forward;
+mod pairs;
+mod sums;
 mod tiles;
 
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -15,34 +18,42 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::features::MmaConfig;
+use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 use kiln_operations::cube::empty;
 
-use super::cost::{TILE, on_tensor_cores};
+use super::cost::{TILE, has_kernels};
 use super::terms::{Settings, Sizes};
 use backward::{keys_gradient, queries_gradient};
 use forward::attend;
-use tiles::{PLANE, PlaceLaunch};
+use pairs::Terms;
+use tiles::{Form, PLANE, PlaceLaunch};
 
-/// Values that a unit reads at once.
-const VECTOR: usize = 8;
-/// The most shared memory that a kernel takes, which all devices with tensor cores for these dtypes have.
+/// Bytes that a unit reads at once.
+const VECTOR: usize = 16;
+/// The most shared memory that a kernel takes. CUDA's devices have it.
 const SHARED: usize = 64 << 10;
 
 /// Whether the kernels take heads of this depth and dtype on a device.
-pub(super) fn takes(device: &CubeDevice, settings: &Settings, dtype: DType, depth: usize) -> bool {
+pub(super) fn takes(device: &CubeDevice, dtype: DType, depth: usize) -> bool {
     let client = device.client();
-    let (properties, tile) = (client.properties(), TILE as u32);
-    let of = dtype_to_storage_type(dtype);
-    let sums = dtype_to_storage_type(DType::F32);
-    let config = MmaConfig { a_type: of, b_type: of, cd_type: sums, m: tile, n: tile, k: tile };
-    let hardware = &properties.hardware;
-    settings.dropout == 0.0
-        && settings.key_lengths.is_none()
-        && on_tensor_cores(dtype, depth)
+    let hardware = &client.properties().hardware;
+    has_kernels(dtype, depth)
         && [hardware.plane_size_min, hardware.plane_size_max] == [PLANE as u32; 2]
         && hardware.max_shared_memory_size >= SHARED
-        && properties.features.matmul.cmma.contains(&config)
+}
+
+/// The dtype of products on a device, and the columns of a factor's tile on its tensor cores: 0 if there are none.
+fn products(like: &CubeTensor) -> (ElemType, usize) {
+    let dtype = dtype_to_storage_type(like.dtype);
+    let (of, inner) = if like.dtype == DType::F32 { (ElemType::Float(FloatKind::TF32), 8) } else { (dtype, TILE) };
+    let sums = dtype_to_storage_type(DType::F32);
+    let (m, k) = (TILE as u32, inner as u32);
+    let config = MmaConfig { a_type: of, b_type: of, cd_type: sums, m, n: m, k };
+    match like.client.properties().features.matmul.cmma.contains(&config) {
+        true => (of, inner),
+        false => (dtype, 0),
+    }
 }
 
 /// Where the rows of heads begin, and the distances of samples, heads and rows, in values.
@@ -66,8 +77,8 @@ impl Rows {
         Self { base: part * width, sample: rows * parts * width, head: sizes.depth, row: parts * width }
     }
 
-    fn launch(self) -> PlaceLaunch {
-        PlaceLaunch::new(self.base / VECTOR, self.sample / VECTOR, self.head / VECTOR, self.row / VECTOR)
+    fn launch(self, vector: usize) -> PlaceLaunch {
+        PlaceLaunch::new(self.base / vector, self.sample / vector, self.head / vector, self.row / vector)
     }
 }
 
@@ -75,40 +86,50 @@ impl Rows {
 type Placed = (CubeTensor, Rows);
 
 /// One call of the kernels.
-#[derive(Clone, Copy)]
 struct Call {
     sizes: Sizes,
-    causal: bool,
     scale: f32,
+    form: Form,
+    terms: Terms,
+    /// The dtypes of tensors, products and boolean mask.
+    dtypes: [ElemType; 3],
+    /// Values of a vector.
+    vector: usize,
 }
 
 impl Call {
-    fn packed(qkv: &CubeTensor, settings: &Settings) -> (Self, [Rows; 3]) {
+    fn new(like: &CubeTensor, sizes: Sizes, settings: &Settings, masks: Vec<CubeTensor>) -> Self {
+        let (products, inner) = products(like);
+        let terms = Terms::new(settings, masks, like);
+        let dtypes = [dtype_to_storage_type(like.dtype), products, dtype_to_storage_type(terms.dtype())];
+        // As many planes as the shared memory of all devices has room for.
+        let planes = (if sizes.depth <= 64 { 8 } else { 4 }) / like.dtype.size();
+        let form = Form { causal: settings.causal, depth: sizes.depth, planes, inner };
+        Self { sizes, scale: settings.scale, form, terms, dtypes, vector: VECTOR / like.dtype.size() }
+    }
+
+    fn packed(qkv: &CubeTensor, settings: &Settings, masks: Vec<CubeTensor>) -> (Self, [Rows; 3]) {
         let (shape, heads) = (qkv.meta.shape(), settings.heads);
         let [samples, time] = [shape[0], shape[1]];
         let sizes = Sizes { samples, heads, kv_heads: heads, time, keys: time, depth: shape[2] / 3 / heads };
-        let call = Self { sizes, causal: settings.causal, scale: settings.scale };
-        (call, [0, 1, 2].map(|part| Rows::of_part(part, 3, sizes, time)))
+        (Self::new(qkv, sizes, settings, masks), [0, 1, 2].map(|part| Rows::of_part(part, 3, sizes, time)))
     }
 
-    fn grouped([queries, keys, _]: &[CubeTensor; 3], settings: &Settings) -> (Self, [Rows; 3]) {
+    fn grouped(
+        [queries, keys, _]: &[CubeTensor; 3],
+        settings: &Settings,
+        masks: Vec<CubeTensor>,
+    ) -> (Self, [Rows; 3]) {
         let ([samples, heads, time, depth], of_keys) = (queries.meta.shape().dims(), keys.meta.shape());
         let sizes = Sizes { samples, heads, kv_heads: of_keys[1], time, keys: of_keys[2], depth };
         let of_keys = Rows::of_heads(sizes.kv_heads, sizes.keys, depth);
-        let call = Self { sizes, causal: settings.causal, scale: settings.scale };
-        (call, [Rows::of_heads(heads, time, depth), of_keys, of_keys])
-    }
-
-    /// Planes of a cube: as many as the shared memory of all devices has room for.
-    fn planes(&self) -> usize {
-        if self.sizes.depth <= 64 { 4 } else { 2 }
+        (Self::new(queries, sizes, settings, masks), [Rows::of_heads(heads, time, depth), of_keys, of_keys])
     }
 
     /// The cubes for rows of heads, and their units.
     fn grid(&self, heads: usize, rows: usize) -> (CubeCount, CubeDim) {
-        let cubes =
-            CubeCount::Static(rows.div_ceil(self.planes() * TILE) as u32, (self.sizes.samples * heads) as u32, 1);
-        (cubes, CubeDim::new_2d(PLANE as u32, self.planes() as u32))
+        let cubes = CubeCount::Static(rows.div_ceil(self.form.rows()) as u32, (self.sizes.samples * heads) as u32, 1);
+        (cubes, CubeDim::new_2d(PLANE as u32, self.form.planes as u32))
     }
 
     /// The output as `[samples, time, heads, depth]`, and the logarithms of the sums.
@@ -118,51 +139,51 @@ impl Call {
         let output = empty(&like, Shape::new([samples, time, heads, depth]), like.dtype);
         let log_sums = empty(&like, Shape::new([samples, heads, time]), DType::F32);
         let (cubes, units) = self.grid(heads, time);
+        let place = |rows: Rows| rows.launch(self.vector);
         attend::launch(
             &like.client,
             cubes,
             units,
             like.required_address_type().max(keys.0.required_address_type()),
-            VECTOR,
+            self.vector,
             queries.0.into_linear_view(),
             keys.0.into_linear_view(),
             values.0.into_linear_view(),
             output.clone().into_linear_view(),
             log_sums.clone().into_linear_view(),
-            queries.1.launch(),
-            keys.1.launch(),
-            values.1.launch(),
-            Rows::of_part(0, 1, self.sizes, time).launch(),
+            place(queries.1),
+            place(keys.1),
+            place(values.1),
+            place(Rows::of_part(0, 1, self.sizes, time)),
+            self.terms.launch(),
             heads,
             kv_heads,
             time,
             count,
             self.scale,
-            self.causal,
-            depth,
-            self.planes(),
-            dtype_to_storage_type(like.dtype),
+            self.form,
+            self.dtypes,
         );
         [output, log_sums]
     }
 
     /// Writes the gradients of queries, keys and values to the last three tensors. Output and gradient follow the inputs.
     fn backward(&self, inputs: [Placed; 5], log_sums: CubeTensor, results: [Placed; 3]) {
-        let Sizes { samples, heads, kv_heads, time, keys: count, depth } = self.sizes;
+        let Sizes { samples, heads, kv_heads, time, keys: count, .. } = self.sizes;
         let [queries, keys, values, output, gradient] = inputs;
         let [of_queries, of_keys, of_values] = results;
         let like = queries.0.clone();
         // The second launch reads what the first one writes, so that neither counts as done without the other.
         let of_outputs = empty(&like, Shape::new([samples, heads, time]), DType::F32);
         let address = like.required_address_type().max(keys.0.required_address_type());
-        let dtype = dtype_to_storage_type(like.dtype);
+        let place = |rows: Rows| rows.launch(self.vector);
         let (cubes, units) = self.grid(heads, time);
         queries_gradient::launch(
             &like.client,
             cubes,
             units,
             address,
-            VECTOR,
+            self.vector,
             queries.0.clone().into_linear_view(),
             keys.0.clone().into_linear_view(),
             values.0.clone().into_linear_view(),
@@ -171,21 +192,20 @@ impl Call {
             log_sums.clone().into_linear_view(),
             of_queries.0.into_linear_view(),
             of_outputs.clone().into_linear_view(),
-            queries.1.launch(),
-            keys.1.launch(),
-            values.1.launch(),
-            output.1.launch(),
-            gradient.1.launch(),
-            of_queries.1.launch(),
+            place(queries.1),
+            place(keys.1),
+            place(values.1),
+            place(output.1),
+            place(gradient.1),
+            place(of_queries.1),
+            self.terms.launch(),
             heads,
             kv_heads,
             time,
             count,
             self.scale,
-            self.causal,
-            depth,
-            self.planes(),
-            dtype,
+            self.form,
+            self.dtypes,
         );
         let (cubes, units) = self.grid(kv_heads, count);
         keys_gradient::launch(
@@ -193,7 +213,7 @@ impl Call {
             cubes,
             units,
             address,
-            VECTOR,
+            self.vector,
             queries.0.into_linear_view(),
             keys.0.into_linear_view(),
             values.0.into_linear_view(),
@@ -202,21 +222,20 @@ impl Call {
             of_outputs.into_linear_view(),
             of_keys.0.into_linear_view(),
             of_values.0.into_linear_view(),
-            queries.1.launch(),
-            keys.1.launch(),
-            values.1.launch(),
-            gradient.1.launch(),
-            of_keys.1.launch(),
-            of_values.1.launch(),
+            place(queries.1),
+            place(keys.1),
+            place(values.1),
+            place(gradient.1),
+            place(of_keys.1),
+            place(of_values.1),
+            self.terms.launch(),
             heads,
             kv_heads,
             time,
             count,
             self.scale,
-            self.causal,
-            depth,
-            self.planes(),
-            dtype,
+            self.form,
+            self.dtypes,
         );
     }
 }
@@ -226,9 +245,9 @@ fn thrice(tensor: &CubeTensor, places: [Rows; 3]) -> [Placed; 3] {
     places.map(|place| (tensor.clone(), place))
 }
 
-pub(super) fn packed_forward(qkv: CubeTensor, settings: &Settings) -> [CubeTensor; 2] {
+pub(super) fn packed_forward(qkv: CubeTensor, settings: &Settings, masks: Vec<CubeTensor>) -> [CubeTensor; 2] {
     let qkv = into_contiguous(qkv);
-    let (call, places) = Call::packed(&qkv, settings);
+    let (call, places) = Call::packed(&qkv, settings, masks);
     let Sizes { samples, time, heads, depth, .. } = call.sizes;
     let [output, log_sums] = call.forward(thrice(&qkv, places));
     let shape = Shape::new([samples, time, heads * depth]);
@@ -236,9 +255,9 @@ pub(super) fn packed_forward(qkv: CubeTensor, settings: &Settings) -> [CubeTenso
 }
 
 /// The gradient of packed inputs, from these, output, logarithms of sums, and the output's gradient.
-pub(super) fn packed_backward(inputs: [CubeTensor; 4], settings: &Settings) -> CubeTensor {
+pub(super) fn packed_backward(inputs: [CubeTensor; 4], settings: &Settings, masks: Vec<CubeTensor>) -> CubeTensor {
     let [qkv, output, log_sums, gradient] = inputs.map(into_contiguous);
-    let (call, places) = Call::packed(&qkv, settings);
+    let (call, places) = Call::packed(&qkv, settings, masks);
     let result = empty(&qkv, qkv.meta.shape().clone(), qkv.dtype);
     let rows = Rows::of_part(0, 1, call.sizes, call.sizes.time);
     let [queries, keys, values] = thrice(&qkv, places);
@@ -246,22 +265,22 @@ pub(super) fn packed_backward(inputs: [CubeTensor; 4], settings: &Settings) -> C
     result
 }
 
-pub(super) fn grouped_forward(inputs: [CubeTensor; 3], settings: &Settings) -> [CubeTensor; 2] {
+pub(super) fn grouped_forward(inputs: [CubeTensor; 3], settings: &Settings, masks: Vec<CubeTensor>) -> [CubeTensor; 2] {
     let inputs = inputs.map(into_contiguous);
-    let (call, [queries, keys, values]) = Call::grouped(&inputs, settings);
+    let (call, [queries, keys, values]) = Call::grouped(&inputs, settings, masks);
     let [q, k, v] = inputs;
     let [output, log_sums] = call.forward([(q, queries), (k, keys), (v, values)]);
     [permute(output, &[0, 2, 1, 3]), log_sums]
 }
 
 /// The gradients of queries, keys and values, from these, output, logarithms of sums, and the output's gradient.
-pub(super) fn grouped_backward(inputs: [CubeTensor; 6], settings: &Settings) -> [CubeTensor; 3] {
+pub(super) fn grouped_backward(inputs: [CubeTensor; 6], settings: &Settings, masks: Vec<CubeTensor>) -> [CubeTensor; 3] {
     let [q, k, v, output, log_sums, gradient] = inputs;
     // The forward pass stored its output so.
     let output = into_contiguous(permute(output, &[0, 2, 1, 3]));
     let [q, k, v, log_sums, gradient] = [q, k, v, log_sums, gradient].map(into_contiguous);
     let inputs = [q, k, v];
-    let (call, [queries, keys, values]) = Call::grouped(&inputs, settings);
+    let (call, [queries, keys, values]) = Call::grouped(&inputs, settings, masks);
     let of_output = Rows::of_part(0, 1, call.sizes, call.sizes.time);
     let results = inputs.each_ref().map(|input| empty(input, input.meta.shape().clone(), input.dtype));
     let [q, k, v] = inputs;

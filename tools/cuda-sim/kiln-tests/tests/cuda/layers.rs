@@ -20,7 +20,7 @@ use kiln_layers::{
 use crate::sim::{NAN, with_card};
 
 /// Pseudorandom numbers, equal on each call.
-fn numbers<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
+pub(crate) fn numbers<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
         state ^= state << 13;

@@ -4,6 +4,7 @@
 
 mod account;
 mod architectures;
+mod attention;
 mod budget;
 mod failures;
 mod follow;
