@@ -10,6 +10,8 @@ mod flex;
 mod graph;
 #[cfg(feature = "flex")]
 mod plan;
+#[cfg(feature = "cube")]
+mod product;
 mod settings;
 #[cfg(feature = "flex")]
 mod tile;

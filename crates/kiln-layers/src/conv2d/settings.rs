@@ -29,6 +29,19 @@ impl Geometry {
         [0, 1].map(|side| (input[side] + self.before[side] + self.after[side] - extent[side]) / self.stride[side] + 1)
     }
 
+    /// Whether a convolution with a kernel of this size is a product of matrices, whose rows are the channels of a pixel.
+    pub(super) fn is_product(&self, kernel: [usize; 2]) -> bool {
+        kernel == [1, 1] && self.stride == [1, 1] && self.before == [0, 0] && self.after == [0, 0] && self.groups == 1
+    }
+
+    /// From the numbers that are recorded.
+    fn of_scalars(scalars: &[i64]) -> Option<Self> {
+        let values: Vec<usize> = scalars.iter().filter_map(|value| usize::try_from(*value).ok()).collect();
+        let [sh, sw, top, left, bottom, right, dh, dw, groups] = values[..] else { return None };
+        let (before, after) = ([top, left], [bottom, right]);
+        Some(Self { stride: [sh, sw], before, after, dilation: [dh, dw], groups })
+    }
+
     /// The numbers that are recorded: stride, padding (top, left, bottom, right), dilation and groups.
     pub(super) fn scalars(&self) -> [i64; 9] {
         let [[sh, sw], [top, left], [bottom, right], [dh, dw]] = [self.stride, self.before, self.after, self.dilation];
@@ -51,6 +64,31 @@ pub(super) static FORWARD: Cost = Cost {
     ..Cost::new("kiln::conv2d")
 };
 
+/// Pixels of a part of a weight's gradient, at least, and the parts' tiles together, at most.
+const PART: usize = 512;
+const TILES: usize = 256;
+/// Rows and columns of a tile.
+const TILE: usize = 128;
+
+/// Parts of the pixels for the gradient of a weight `[outs, ins]` that is a product of matrices.
+pub(super) fn product_parts(pixels: usize, outs: usize, ins: usize) -> usize {
+    let tiles = outs.div_ceil(TILE) * ins.div_ceil(TILE);
+    let most = (TILES / tiles.max(1)).min(pixels / PART);
+    (1..=most).rev().find(|parts| pixels.is_multiple_of(*parts)).unwrap_or(1)
+}
+
+/// Bytes of the parts of a weight's gradient that is a product of matrices.
+fn of_product(call: &Call<'_>) -> Option<u64> {
+    let shape = call.outputs.first()?.shape;
+    let [outs, ins, height, width] = *shape else { return None };
+    let pixels = call.elements(0) as usize / ins.max(1);
+    let is_product = Geometry::of_scalars(call.scalars)?.is_product([height, width]);
+    is_product.then(|| match product_parts(pixels, outs, ins) {
+        1 => 0,
+        parts => 4 * (parts * outs * ins) as u64,
+    })
+}
+
 /// Inputs: weight, gradient.
 pub(super) static INPUT_BACKWARD: Cost = Cost {
     cpu_scratch: |call, cpu| correlation(call, [1, 0], cpu),
@@ -62,7 +100,10 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
 /// Inputs: x, gradient.
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     cpu_scratch: weight_backward,
-    gpu_scratch: |call| call.bytes(0) + call.bytes(1),
+    gpu_scratch: |call| match of_product(call) {
+        Some(parts) => parts,
+        None => call.bytes(0) + call.bytes(1),
+    },
     multiply_adds: |call| multiply_adds(call.elements(1), call.out_elements(0), call.dim(1, 1)),
     ..Cost::new("kiln::conv2d_weight_backward")
 };

@@ -27,12 +27,14 @@ fn prologue<B: KernelBackend>(
     x: FloatTensor<B>,
     [weight, bias]: [FloatTensor<B>; 2],
     prologue: Prologue,
-) -> [FloatTensor<B>; 2] {
-    let none = |x: &FloatTensor<B>| full::<B>(Shape::new([0, 2]), 0.0, &x.device(), DType::F32);
+) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
     match prologue {
-        Prologue::None => [x.clone(), none(&x)],
-        Prologue::Norm(settings) => row_norm::<B>(x, weight, bias, settings),
-        Prologue::Activation(kind) => [activated::<B>(x.clone(), kind), none(&x)],
+        Prologue::None => (x, None),
+        Prologue::Norm(settings) => {
+            let [h, statistics] = row_norm::<B>(x, weight, bias, settings);
+            (h, Some(statistics))
+        }
+        Prologue::Activation(kind) => (activated::<B>(x, kind), None),
     }
 }
 
@@ -44,18 +46,20 @@ pub(super) fn forward<B: KernelBackend>(
     bias: FloatTensor<B>,
     kind: Prologue,
 ) -> [FloatTensor<B>; 2] {
-    let (mut shape, dtype, outputs) = (x.shape(), x.dtype(), weight.shape()[1]);
+    let (mut shape, dtype, device, outputs) = (x.shape(), x.dtype(), x.device(), weight.shape()[1]);
     let last = shape.num_dims() - 1;
     shape[last] = outputs;
-    let [h, statistics] = prologue::<B>(x, norm, kind);
+    let (h, statistics) = prologue::<B>(x, norm, kind);
     let (weight, bias) = (cast::<B>(weight, dtype), cast::<B>(bias, dtype));
+    // burn fuses the sum with the product if no other operation is between or before them.
+    let bias = (bias.shape().num_elements() > 0).then(|| B::float_reshape(bias, Shape::new([1, outputs])));
     let y = B::float_matmul(matrix::<B>(h), weight);
-    // An operation of burn's, so that burn may fuse it with the product.
-    let y = match bias.shape().num_elements() {
-        0 => y,
-        _ => B::float_add(y, B::float_reshape(bias, Shape::new([1, outputs]))),
+    let y = match bias {
+        Some(bias) => B::float_add(y, bias),
+        None => y,
     };
-    [B::float_reshape(y, shape), statistics]
+    let none = || full::<B>(Shape::new([0, 2]), 0.0, &device, DType::F32);
+    [B::float_reshape(y, shape), statistics.unwrap_or_else(none)]
 }
 
 /// The gradients of weight and bias.
@@ -67,7 +71,7 @@ pub(super) fn weight_gradient<B: KernelBackend>(
     kind: Prologue,
 ) -> [FloatTensor<B>; 2] {
     let dtype = weight.dtype();
-    let [h, _] = prologue::<B>(x, norm, kind);
+    let (h, _) = prologue::<B>(x, norm, kind);
     let gradient = matrix::<B>(gradient);
     let of_bias = bias_gradient::<B>(gradient.clone(), dtype);
     let of_weight = B::float_matmul(B::float_transpose(matrix::<B>(h)), gradient);

@@ -143,7 +143,13 @@ impl Sim {
             state.space.view(device, &peers)
         };
         let shared_fill = self.settings.fill.unwrap_or(0);
-        let mut limits = Limits { max_instructions: self.settings.max_instructions, shared_fill, ..Limits::default() };
+        let mut limits = Limits {
+            max_instructions: self.settings.max_instructions,
+            shared_fill,
+            races: self.settings.races,
+            order: self.settings.order,
+            ..Limits::default()
+        };
         if self.settings.threads > 0 {
             limits.threads = self.settings.threads;
         }

@@ -75,6 +75,10 @@ pub struct Settings {
     pub threads: usize,
     /// Byte that fills new device memory; zero pages of the host where absent.
     pub fill: Option<u8>,
+    /// Whether a launch fails when accesses of the same byte race.
+    pub races: bool,
+    /// Decides a random order of the warps of each block.
+    pub order: Option<u64>,
     /// Kernels whose name contains one of these are replaced by a sleep of their last argument in microseconds.
     pub sleepers: Vec<String>,
     /// Faults on order from the start.
@@ -140,6 +144,8 @@ impl Settings {
             max_instructions: number("MAX_INSTRUCTIONS", "a number of warp instructions")?.unwrap_or(u64::MAX),
             threads: number("THREADS", "a number of threads")?.unwrap_or(0) as usize,
             fill,
+            races: text("RACES").is_some_and(|value| value != "0"),
+            order: number("ORDER", "a number")?,
             sleepers: sleepers
                 .split(',')
                 .map(str::trim)

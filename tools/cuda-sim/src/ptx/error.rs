@@ -97,7 +97,7 @@ impl fmt::Display for Fault {
 }
 
 /// Why a launch failed or stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
     /// An access outside of every live allocation, or of the block's shared memory; `CUDA_ERROR_ILLEGAL_ADDRESS` (700).
@@ -129,6 +129,20 @@ pub enum ExecError {
     Diverged {
         /// The lanes that were there.
         mask: u32,
+        /// Where.
+        fault: Fault,
+    },
+    /// An access that no barrier orders with an earlier one of the same byte, where one of them writes.
+    #[error("a race: {what} {space} memory at {fault}, {earlier} at PTX line {earlier_line}")]
+    Race {
+        /// What the access does.
+        what: &'static str,
+        /// The memory.
+        space: Space,
+        /// The earlier access.
+        earlier: String,
+        /// Line of the earlier access in the PTX text.
+        earlier_line: u32,
         /// Where.
         fault: Fault,
     },

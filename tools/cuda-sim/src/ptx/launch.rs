@@ -26,6 +26,11 @@ pub struct Limits {
     pub threads: usize,
     /// Byte that fills the shared memory of a block when it begins.
     pub shared_fill: u8,
+    /// Whether accesses of the same byte that nothing orders end the launch with [`ExecError::Race`](super::ExecError::Race).
+    pub races: bool,
+    /// Runs the warps of a block in a random order that this number decides, a few hundred operations at a time. Without it they run in
+    /// turn, each up to its next barrier.
+    pub order: Option<u64>,
 }
 
 impl Default for Limits {
@@ -35,6 +40,8 @@ impl Default for Limits {
             max_instructions: u64::MAX,
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             shared_fill: 0,
+            races: false,
+            order: None,
         }
     }
 }

@@ -37,6 +37,7 @@ enum End {
     },
     Converge {
         mask: u32,
+        orders: bool,
     },
 }
 
@@ -118,7 +119,7 @@ fn one(
     let ended = control(builder, cutter, instruction, targets)?;
     if !ended {
         if let Some(mask) = warp::waits_for(builder, instruction)? {
-            cutter.cut(builder, End::Converge { mask });
+            cutter.cut(builder, End::Converge { mask, orders: false });
         }
         plain(builder, instruction)?;
     }
@@ -170,7 +171,7 @@ fn control(
         }
         "bar.warp.sync" => {
             let mask = builder.read(builder.operand(instruction, 0)?, Width::W32)?;
-            cutter.cut(builder, End::Converge { mask });
+            cutter.cut(builder, End::Converge { mask, orders: true });
         }
         _ => return Ok(false),
     }
@@ -220,7 +221,7 @@ fn finish(builder: Builder<'_>, cutter: &Cutter) -> Result<Program, PtxError> {
             }
             End::Exit => Exit::End,
             End::Barrier { id, count } => Exit::Barrier { id: *id, count: *count, next },
-            End::Converge { mask } => Exit::Converge { mask: *mask, next },
+            End::Converge { mask, orders } => Exit::Converge { mask: *mask, orders: *orders, next },
         });
     }
     let successors: Vec<Vec<u32>> = exits.iter().map(targets).collect();
@@ -241,7 +242,7 @@ fn finish(builder: Builder<'_>, cutter: &Cutter) -> Result<Program, PtxError> {
                 Exit::Case { index, value, yes, no } => Exit::Case { index, value, yes: to(yes), no: to(no) },
                 Exit::End => Exit::End,
                 Exit::Barrier { id, count, next } => Exit::Barrier { id, count, next: to(next) },
-                Exit::Converge { mask, next } => Exit::Converge { mask, next: to(next) },
+                Exit::Converge { mask, orders, next } => Exit::Converge { mask, orders, next: to(next) },
             };
             BasicBlock { first: cut.first as u32, end: cut.end as u32, line: cut.line, exit }
         })

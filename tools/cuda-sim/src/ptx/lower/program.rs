@@ -97,9 +97,10 @@ pub(crate) enum Exit {
         count: Option<u32>,
         next: u32,
     },
-    /// Waits for the lanes that register `mask` names.
+    /// Waits for the lanes that register `mask` names. `orders` says whether it also orders their accesses of memory.
     Converge {
         mask: u32,
+        orders: bool,
         next: u32,
     },
 }

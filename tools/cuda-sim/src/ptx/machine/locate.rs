@@ -1,6 +1,7 @@
 //! From addresses of a state space to host memory, with the bounds and the alignment checked.
 
 use super::mask::expand;
+use super::races;
 use super::state::{Block, LANES, Lanes, Op, Trouble, Warp};
 pub(crate) use super::trace::Touch;
 use crate::ptx::{Region, Space};
@@ -101,19 +102,34 @@ pub(crate) unsafe fn locate(
         }
     }
     if outside >= 0 && low & u64::from(align - 1) == 0 {
-        return Some(hosts);
+        return unraced(warp, block, op, hosts, mask, bytes, touch);
     }
     let mut addresses = [0; LANES];
     for l in 0..LANES {
         addresses[l] = base[l].wrapping_add(op.x);
     }
     match one_by_one(warp, block, place, (&addresses, mask), (bytes, align), touch) {
-        Ok(hosts) => Some(hosts),
+        Ok(hosts) => unraced(warp, block, op, hosts, mask, bytes, touch),
         Err(trouble) => {
             block.trouble = Some(trouble);
             None
         }
     }
+}
+
+/// The addresses, unless races are looked for and one of the accesses is in one.
+#[inline(always)]
+fn unraced(
+    warp: &Warp,
+    block: &mut Block<'_>,
+    op: &Op,
+    hosts: Lanes<u64>,
+    mask: u32,
+    bytes: u32,
+    touch: Touch,
+) -> Option<Lanes<u64>> {
+    let raced = block.races.is_some() && races::note(warp, block, op, (&hosts, mask), u64::from(bytes), touch);
+    (!raced).then_some(hosts)
 }
 
 /// [`locate`] where the lanes are not all inside of the allocation that came last.

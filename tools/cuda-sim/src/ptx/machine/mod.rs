@@ -16,6 +16,7 @@ mod locate;
 mod mask;
 mod matrix;
 mod pair;
+mod races;
 mod state;
 mod trace;
 
@@ -32,5 +33,6 @@ pub(crate) use integer::{arithmetic as integer_arithmetic, carry, carrying, fiel
 pub(crate) use locate::{LOCAL_WINDOW, Place, SHARED_WINDOW};
 pub(crate) use matrix::{Fragment, Mma, Shape, load_fragment, load_rows, mma, store_fragment, store_rows, wmma};
 pub(crate) use pair::arithmetic as pair_arithmetic;
+pub(crate) use races::{Global as AccessedGlobal, Races};
 pub(crate) use state::{Block, Handler, LANES, Op, Trouble, Warp};
 pub(crate) use trace::Trace;

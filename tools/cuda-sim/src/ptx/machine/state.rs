@@ -2,6 +2,7 @@
 
 use super::mask::expand;
 pub(crate) use super::mask::{LANES, Lanes};
+use super::races::{Race, Races};
 use super::trace::Trace;
 use crate::ptx::{Memory, Region, Space};
 
@@ -68,6 +69,8 @@ pub(crate) enum Trouble {
     Misaligned { address: u64, bytes: u32, space: Space, lane: u32 },
     Diverged,
     Trap,
+    /// An access that nothing orders with an earlier one.
+    Race(Race),
 }
 
 /// The state that the threads of one block share while they run.
@@ -88,6 +91,8 @@ pub(crate) struct Block<'a> {
     pub trouble: Option<Trouble>,
     /// Notes what the block touches, in place of writing to device memory.
     pub trace: Option<Trace>,
+    /// Notes who accesses which byte, where races are looked for.
+    pub races: Option<Races<'a>>,
 }
 
 /// One warp: its registers and the lanes that run.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::block::{self, Broken};
 use super::warp::Lockstep;
 use crate::ptx::lower::{Program, Special};
-use crate::ptx::machine::{Block, LANES, Trace, Trouble, Warp};
+use crate::ptx::machine::{AccessedGlobal, Block, LANES, Races, Trace, Trouble, Warp};
 use crate::ptx::text::Width;
-use crate::ptx::{Counts, ExecError, Fault, Launch, Limits, Memory, Region, Traffic};
+use crate::ptx::{Counts, ExecError, Fault, Launch, Limits, Memory, Region, Space, Traffic};
 
 /// The state that all threads of a launch share.
 struct Shared<'a> {
@@ -22,6 +22,7 @@ struct Shared<'a> {
     instructions: AtomicU64,
     stop: AtomicBool,
     error: Mutex<Option<ExecError>>,
+    accessed: AccessedGlobal,
 }
 
 /// Blocks of a grid by number.
@@ -71,6 +72,7 @@ impl<'a> Shared<'a> {
             instructions: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             error: Mutex::new(None),
+            accessed: AccessedGlobal::default(),
         })
     }
 
@@ -194,6 +196,8 @@ fn work(shared: &Shared<'_>, trace: Option<Trace>) -> Option<Trace> {
         local_bytes: program.local_bytes,
         lists: &program.lists,
         trouble: None,
+        races: (limits.races && trace.is_none())
+            .then(|| Races::new(&shared.accessed, &program.ops, warp_count as usize, shared_bytes as usize)),
         trace,
     };
     while !shared.stop.load(Ordering::Relaxed) {
@@ -214,14 +218,16 @@ fn work(shared: &Shared<'_>, trace: Option<Trace>) -> Option<Trace> {
                 }
             }
         }
-        let result = block::run(program, &mut warps, &mut block, |count| {
+        block.races.iter_mut().for_each(|races| races.begin(number));
+        let seed = limits.order.map(|order| order ^ number << 32);
+        let result = block::run(program, &mut warps, &mut block, seed, |count| {
             let before = shared.instructions.fetch_add(count, Ordering::Relaxed);
             before + count <= limits.max_instructions && !shared.stop.load(Ordering::Relaxed)
         });
         block.trace.iter_mut().for_each(Trace::end_block);
         if let Err(broken) = result {
             shared.stop.store(true, Ordering::Relaxed);
-            let error = explain(broken, index, limits);
+            let error = explain(broken, index, limits, program);
             let mut slot = shared.error.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             // the block that another one's error stopped has nothing to add
             if slot.is_none() {
@@ -280,7 +286,7 @@ fn prepare(program: &Program, launch: &Launch<'_>, warp: &mut Warp, threads: u32
 }
 
 /// The error that a caller sees.
-fn explain(broken: Broken, block: [u32; 3], limits: &Limits) -> ExecError {
+fn explain(broken: Broken, block: [u32; 3], limits: &Limits, program: &Program) -> ExecError {
     match broken {
         Broken::Stopped => ExecError::TooManyInstructions { limit: limits.max_instructions },
         Broken::Deadlock { group, warp } => {
@@ -300,6 +306,17 @@ fn explain(broken: Broken, block: [u32; 3], limits: &Limits) -> ExecError {
                 Trouble::Diverged => {
                     ExecError::Diverged { mask: failure.mask, fault: fault(failure.mask.trailing_zeros()) }
                 }
+                Trouble::Race(race) => ExecError::Race {
+                    what: if race.writes { "writes" } else { "reads" },
+                    space: if race.is_shared { Space::Shared } else { Space::Global },
+                    earlier: match (race.earlier, race.elsewhere) {
+                        (Some(thread), false) => format!("after thread {thread}"),
+                        (Some(thread), true) => format!("as thread {thread} of another block"),
+                        (None, _) => "as several threads".to_owned(),
+                    },
+                    earlier_line: program.lines[race.earlier_op as usize],
+                    fault: Fault { block, thread: race.thread, line: program.lines[race.op as usize] },
+                },
                 Trouble::Trap => ExecError::Trap { fault: fault(failure.mask.trailing_zeros()) },
             }
         }

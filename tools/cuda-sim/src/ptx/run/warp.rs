@@ -12,8 +12,8 @@ pub(super) enum Wait {
         id: u32,
         count: Option<u32>,
     },
-    /// The lanes of this mask.
-    Lanes(u32),
+    /// The lanes of this mask, and whether their accesses of memory are ordered then.
+    Lanes(u32, bool),
 }
 
 /// Lanes that stand at the start of the same basic block.
@@ -69,23 +69,26 @@ impl Lockstep {
     }
 
     /// Lets lanes go on that waited for lanes which have all arrived, or ended.
-    fn release_lanes(&mut self) {
-        let waiting = |g: &Group| if let Wait::Lanes(_) = g.wait { g.mask } else { 0 };
+    fn release_lanes(&mut self, block: &mut Block<'_>) {
+        let waiting = |g: &Group| if let Wait::Lanes(..) = g.wait { g.mask } else { 0 };
         let arrived = self.groups.iter().map(waiting).fold(0, |a, b| a | b);
         for group in &mut self.groups {
-            if let Wait::Lanes(mask) = group.wait
+            if let Wait::Lanes(mask, orders) = group.wait
                 && mask & self.alive & !arrived == 0
             {
                 group.wait = Wait::Nothing;
+                if orders {
+                    block.races.iter_mut().for_each(|races| races.sync(self.warp.first_thread));
+                }
             }
         }
     }
 
     /// Takes the lanes that run next: those at the lowest block, or at the highest to let lanes go on that others spin
     /// for. Gives where they stand and the lowest place of the other lanes that could run.
-    fn choose(&mut self, highest: bool) -> Option<(u32, u32)> {
+    fn choose(&mut self, highest: bool, block: &mut Block<'_>) -> Option<(u32, u32)> {
         if self.groups.len() > 1 || self.groups.first().is_some_and(|g| g.wait != Wait::Nothing) {
-            self.release_lanes();
+            self.release_lanes(block);
         }
         let places = || self.groups.iter().filter(|g| g.wait == Wait::Nothing).map(|g| g.at);
         let at = if highest { places().max() } else { places().min() }?;
@@ -115,7 +118,7 @@ impl Lockstep {
         let mut left = share as i64;
         let mut highest = std::mem::take(&mut self.highest_next);
         loop {
-            let Some((mut at, limit)) = self.choose(highest) else {
+            let Some((mut at, limit)) = self.choose(highest, block) else {
                 return Ok(if self.alive == 0 { Stop::Ended } else { Stop::Waits });
             };
             let floor = if highest { left - SPIN } else { 0 };
@@ -161,14 +164,17 @@ impl Lockstep {
                         self.put(next, mask, wait, now.line);
                         break;
                     }
-                    Exit::Converge { mask: slot, next } => {
+                    Exit::Converge { mask: slot, orders, next } => {
                         let lane = mask.trailing_zeros() as usize & 31;
                         // SAFETY: lowering gave a 32-bit register.
                         let named = unsafe { self.warp.get::<u32>(slot)[lane] };
                         if named & self.alive & !mask == 0 {
                             at = next;
+                            if orders {
+                                block.races.iter_mut().for_each(|races| races.sync(self.warp.first_thread));
+                            }
                         } else {
-                            self.put(next, mask, Wait::Lanes(named), now.line);
+                            self.put(next, mask, Wait::Lanes(named, orders), now.line);
                             break;
                         }
                     }

@@ -5,6 +5,7 @@ mod faults;
 mod matrices;
 mod memory;
 mod numbers;
+mod races;
 mod real;
 
 use kiln_cuda_sim::ptx::{Buffers, Counts, ExecError, Launch, Limits, Module};

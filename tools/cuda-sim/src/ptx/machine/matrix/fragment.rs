@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 
 use super::super::lanes::{Body, handler};
 use super::super::locate::{Touch, locate};
+use super::super::races::note;
 use super::super::state::{Block, Handler, LANES, Lane, Op, Warp};
-use super::together::together;
+use super::together::{by_all, together};
 
 /// How the elements of a matrix lie in the registers of a fragment.
 trait Registers<T: Lane> {
@@ -94,8 +95,17 @@ unsafe fn base<T: Lane, const OUTER: usize, const INNER: usize>(
         let stride = warp.get::<u32>(op.b)[lane] as usize;
         let bytes = ((OUTER - 1) * stride + INNER) * size_of::<T>();
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        locate(warp, block, op, op.a, 1 << lane, (bytes, size_of::<T>() as u32), touch)
-            .map(|hosts| (hosts[lane], stride))
+        // What lies between the rows belongs to others.
+        let races = block.races.take();
+        let located = locate(warp, block, op, op.a, 1 << lane, (bytes, size_of::<T>() as u32), touch);
+        block.races = races;
+        let host = located?[lane];
+        let (row, inner) = ((stride * size_of::<T>()) as u64, (INNER * size_of::<T>()) as u64);
+        let watched = block.races.is_some();
+        let raced = watched && by_all(block, |block| {
+            (0..OUTER as u64).any(|at| note(warp, block, op, (&[host + at * row; LANES], 1 << lane), inner, touch))
+        });
+        (!raced).then_some((host, stride))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::super::lanes::{Body, handler};
 use super::super::locate::{Touch, locate};
 use super::super::state::{Block, Handler, LANES, Lanes, Op, Warp};
-use super::together::together;
+use super::together::{by_all, together};
 
 /// The rows of each tile: lanes `8 t .. 8 t + 8` give those of tile `t`.
 #[inline(always)]
@@ -18,7 +18,7 @@ unsafe fn addresses<const T: usize>(
     }
     let givers = if T == 4 { !0 } else { (1 << (8 * T)) - 1 };
     // SAFETY: the caller's promise is that of `Handler`; lowering gave a 64-bit address and a place.
-    unsafe { locate(warp, block, op, op.a, givers, (16, 16), touch) }
+    unsafe { by_all(block, |block| locate(warp, block, op, op.a, givers, (16, 16), touch)) }
 }
 
 /// `ldmatrix` of `T` tiles.
