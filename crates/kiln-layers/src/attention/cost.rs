@@ -17,7 +17,9 @@ pub(super) const TILE: usize = 16;
 
 /// Whether there are kernels for a GPU that take heads of this depth: those with whole tiles.
 pub(super) fn has_kernels(dtype: DType, depth: usize) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && depth.is_multiple_of(TILE) && (TILE..=128).contains(&depth)
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+        && depth.is_multiple_of(TILE)
+        && (TILE..=128).contains(&depth)
 }
 
 /// Input: qkv. Scalars: heads, causal.

@@ -51,7 +51,17 @@ pub(super) fn queries_gradient<E: Float, S: Float, B: Int, N: Size>(
     let kv_head = head / (heads / kv_heads);
     let first = CUBE_POS_X as usize * comptime!(form.rows());
     load::<E, S, N>(&queries, &mut rows, &of_queries, sample, head, first, time, comptime!(form.rows()), form);
-    load::<E, S, N>(&gradient, &mut row_gradients, &of_gradient, sample, head, first, time, comptime!(form.rows()), form);
+    load::<E, S, N>(
+        &gradient,
+        &mut row_gradients,
+        &of_gradient,
+        sample,
+        head,
+        first,
+        time,
+        comptime!(form.rows()),
+        form,
+    );
     sync_cube();
     let row = min(first + unit / 2, time - 1);
     let mut product = 0.0f32;
@@ -206,17 +216,7 @@ pub(super) fn keys_gradient<E: Float, S: Float, B: Int, N: Size>(
         }
         member += 1;
     }
-    write::<E, N>(
-        &of_keys_sum,
-        &mut products,
-        &mut keys_result,
-        &of_keys_result,
-        sample,
-        kv_head,
-        first,
-        count,
-        form,
-    );
+    write::<E, N>(&of_keys_sum, &mut products, &mut keys_result, &of_keys_result, sample, kv_head, first, count, form);
     write::<E, N>(
         &of_values_sum,
         &mut products,

@@ -115,11 +115,7 @@ impl Call {
         (Self::new(qkv, sizes, settings, masks), [0, 1, 2].map(|part| Rows::of_part(part, 3, sizes, time)))
     }
 
-    fn grouped(
-        [queries, keys, _]: &[CubeTensor; 3],
-        settings: &Settings,
-        masks: Vec<CubeTensor>,
-    ) -> (Self, [Rows; 3]) {
+    fn grouped([queries, keys, _]: &[CubeTensor; 3], settings: &Settings, masks: Vec<CubeTensor>) -> (Self, [Rows; 3]) {
         let ([samples, heads, time, depth], of_keys) = (queries.meta.shape().dims(), keys.meta.shape());
         let sizes = Sizes { samples, heads, kv_heads: of_keys[1], time, keys: of_keys[2], depth };
         let of_keys = Rows::of_heads(sizes.kv_heads, sizes.keys, depth);
@@ -274,7 +270,11 @@ pub(super) fn grouped_forward(inputs: [CubeTensor; 3], settings: &Settings, mask
 }
 
 /// The gradients of queries, keys and values, from these, output, logarithms of sums, and the output's gradient.
-pub(super) fn grouped_backward(inputs: [CubeTensor; 6], settings: &Settings, masks: Vec<CubeTensor>) -> [CubeTensor; 3] {
+pub(super) fn grouped_backward(
+    inputs: [CubeTensor; 6],
+    settings: &Settings,
+    masks: Vec<CubeTensor>,
+) -> [CubeTensor; 3] {
     let [q, k, v, output, log_sums, gradient] = inputs;
     // The forward pass stored its output so.
     let output = into_contiguous(permute(output, &[0, 2, 1, 3]));

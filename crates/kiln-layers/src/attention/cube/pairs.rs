@@ -40,14 +40,7 @@ fn mixed(number: u32) -> u32 {
 #[cube]
 impl<B: Int> Pairs<'_, B> {
     /// The number of keys that queries up to `last` see by their position, and that are no padding.
-    pub(super) fn seen(
-        &self,
-        sample: usize,
-        last: usize,
-        time: usize,
-        keys: usize,
-        #[comptime] causal: bool,
-    ) -> usize {
+    pub(super) fn seen(&self, sample: usize, last: usize, time: usize, keys: usize, #[comptime] causal: bool) -> usize {
         let seen = seen(last, time, keys, causal);
         #[comptime]
         match &self.lengths {
@@ -132,9 +125,8 @@ impl Terms {
         let view = |tensor: &Option<CubeTensor>| tensor.clone().map(CubeTensor::into_linear_view);
         let (mut place, mut of_keys) = (PlaceLaunch::new(0, 0, 0, 0), 0);
         if let Some(masked) = &self.masked {
-            let distances: Vec<usize> = (0..4)
-                .map(|dim| if masked.meta.shape()[dim] == 1 { 0 } else { masked.meta.strides()[dim] })
-                .collect();
+            let distances: Vec<usize> =
+                (0..4).map(|dim| if masked.meta.shape()[dim] == 1 { 0 } else { masked.meta.strides()[dim] }).collect();
             place = PlaceLaunch::new(0, distances[0], distances[1], distances[2]);
             of_keys = distances[3];
         }

@@ -4,7 +4,7 @@ use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kiln_layers::{AttentionOptions, Mask, attention};
 
 use crate::layers::numbers;
-use crate::sim::{NAN, with_cards};
+use crate::sim::{STRICT, with_cards};
 
 const SEED: u64 = 0x1234_5678_9abc_def0;
 
@@ -160,7 +160,7 @@ fn masks_and_dropout() {
         Case { causal: true, time: 45, keys: 21, masked: Some([1, 1, 45, 21]), ..few },
         Case { time: 20, keys: 33, depth: 128, dropout: 0.1, masked: Some([2, 2, 20, 33]), ..plain },
     ];
-    with_cards(&NAN, &["SM=90", "SM=75"], |_, card| {
+    with_cards(&STRICT, &["SM=90", "SM=75"], |_, card| {
         for case in cases {
             // sm_75 has tensor cores for f16 alone.
             case.check(DType::F32, if card == "SM=75" { 2e-5 } else { 2e-3 });

@@ -6,7 +6,7 @@ use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Batch, OptimizerConfig, ScheduleConfig, Task};
 
-use crate::sim::{NAN, with_card};
+use crate::sim::{STRICT, with_card};
 use crate::support::{Ids, Net, Settings, Watched, batch, builder, settings};
 use crate::tasks::{Case, Residual, Text};
 
@@ -41,7 +41,7 @@ pub(crate) fn assert_follows(cuda: &[f64], flex: &[f64], tolerance: f64) {
 }
 
 fn case_follows<C: Case>(case: C, optimizer: OptimizerConfig, precision: Precision, tolerance: f64) {
-    with_card(&NAN, move |_| {
+    with_card(&STRICT, move |_| {
         let device = Device::flex().autodiff();
         device.seed(SEED);
         let net = case.model(&device);
@@ -74,7 +74,7 @@ pub(crate) fn perceptron(devices: [Device; 2]) -> [Vec<f64>; 2] {
 
 #[test]
 fn a_perceptron_with_batch_norm() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let [cuda, flex] = perceptron([Device::cuda(0), Device::flex()]);
         assert_follows(&cuda, &flex, 1e-3);
     });

@@ -17,7 +17,7 @@ use kiln_layers::{
     residual_end, rms_norm, rotary, self_attention, silu, softmax, swiglu,
 };
 
-use crate::sim::{NAN, with_card};
+use crate::sim::{STRICT, with_card};
 
 /// Pseudorandom numbers, equal on each call.
 pub(crate) fn numbers<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
@@ -89,7 +89,7 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 #[test]
 fn activations_and_norms() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             assert_same(("gelu", Roundings), &[[3, 5, 7]], dtype, |x, _| gelu(x[0].clone()).unwrap());
             assert_same(("gelu tanh", Roundings), &[[3, 5, 7]], dtype, |x, _| gelu_tanh(x[0].clone()).unwrap());
@@ -111,7 +111,7 @@ fn activations_and_norms() {
 
 #[test]
 fn batch_norms() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let leaky = NormActivation::LeakyRelu { slope: 0.1 };
         let relus =
             [NormActivation::None, NormActivation::Relu, leaky, NormActivation::Relu6, NormActivation::HardSwish];
@@ -141,7 +141,7 @@ fn batch_norms() {
 fn gradients_of_parameters() {
     // The place of the weight of the linear layer among the results.
     const WEIGHT: usize = 6;
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             for (rows, width) in [(1, 2), (7, 19), (300, 260), (1000, 2100)] {
                 let run = |device: Device| {
@@ -182,7 +182,7 @@ fn gradients_of_parameters() {
 
 #[test]
 fn gradients_of_embeddings() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             // Several cubes, ids that are not looked at in one round, one row for most ids, and rows without ids.
             for (rows, width, count) in [(1, 1, 1), (37, 12, 50), (700, 5, 2500), (9, 2100, 30)] {
@@ -227,7 +227,7 @@ fn trained(channels: usize, training: bool, device: &Device) -> BatchNorm {
 
 #[test]
 fn attentions() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             assert_same(("self-attention", Products), &[[2, 19, 3 * 2 * 8]], dtype, |x, _| {
                 self_attention(x[0].clone(), 2, Mask::Causal).unwrap()
@@ -264,7 +264,7 @@ fn attentions() {
 
 #[test]
 fn dropout() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let device = Device::cuda(0);
         let zeros = Tensor::<4>::zeros([1, 2, 64, 4], &device);
         let options = AttentionOptions::new().with_dropout(0.25, 7);
@@ -276,7 +276,7 @@ fn dropout() {
 
 #[test]
 fn losses() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let targets = |device: &Device| {
             let targets: Vec<i64> = (0..13).map(|row| if row == 4 { -100 } else { row * 5 % 29 }).collect();
             Tensor::<1, Int>::from_data(TensorData::new(targets, [13]), device)
@@ -316,7 +316,7 @@ fn losses() {
 
 #[test]
 fn images() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             assert_same(("add and ReLU", Roundings), &[[3, 5], [3, 5]], dtype, |x, _| {
                 add_relu(x[0].clone(), x[1].clone()).unwrap()
@@ -331,7 +331,7 @@ fn images() {
 
 #[test]
 fn rows_and_groups() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             assert_same(("softmax", Roundings), &[[3, 5, 7]], dtype, |x, _| softmax(x[0].clone()).unwrap());
             assert_same(("SwiGLU", Roundings), &[[3, 5], [3, 5]], dtype, |x, _| {
@@ -362,7 +362,7 @@ fn module<M: Module>(make: impl Fn(&Device) -> M, device: &Device, dtype: DType)
 
 #[test]
 fn products() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             let own = |device: &Device| module(|device| LinearConfig::new(19, 37).init(device), device, dtype);
             assert_same(("burn's linear", Products), &[[13, 19]], dtype, |x, device| own(device).forward(x[0].clone()));
@@ -390,7 +390,7 @@ fn products() {
 
 #[test]
 fn convolutions() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let config = |stride, padding, groups| {
             let same = PaddingConfig2d::Explicit(padding, padding, padding, padding);
             Conv2dConfig::new([4, 6], [3, 3]).with_stride([stride, stride]).with_padding(same).with_groups(groups)
@@ -424,7 +424,7 @@ fn convolutions() {
 
 #[test]
 fn operations_of_burn() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         for dtype in DTYPES {
             // burn's derivative follows the tanh formula on CUDA, and is exact on the CPU device.
             assert_same(("GELU", Products), &[[3, 37]], dtype, |x, _| burn_gelu(x[0].clone()));

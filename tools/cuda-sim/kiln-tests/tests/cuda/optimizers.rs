@@ -8,7 +8,7 @@ use kiln_optimizers::{
     Sgd8bitState, update_together,
 };
 
-use crate::sim::{Card, NAN, with_card, with_cards};
+use crate::sim::{Card, STRICT, with_card, with_cards};
 
 const STEPS: u64 = 4;
 
@@ -162,7 +162,7 @@ fn momentum(nesterov: bool) -> SgdConfig {
 
 /// Runs `test` on GPUs from old to new, with NVIDIA's assembler.
 fn on_cards(test: impl Fn(&Card)) {
-    with_cards(&[("PTXAS", "find"), NAN[0]], &["SM=75", "SM=90", "SM=100"], |card, name| {
+    with_cards(&[("PTXAS", "find"), STRICT[0], STRICT[1], STRICT[2]], &["SM=75", "SM=90", "SM=100"], |card, name| {
         test(card);
         assert_eq!(card.count("modules_refused"), 0);
         let largest = card.assembled().into_iter().max();
@@ -177,7 +177,7 @@ fn adamw_of_8_bits() {
 
 #[test]
 fn adamw_of_8_bits_with_the_map_of_bitsandbytes() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let optimizer = AdamW8bit::new(&config()).unwrap().with_second_moment(SecondMoment::Dynamic);
         assert_same("AdamW8bit, Dynamic", &optimizer, [5000], DType::F32, Gradients::Mixed);
     });
@@ -200,7 +200,7 @@ fn sgd_of_8_bits() {
 
 #[test]
 fn stochastic_rounding() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let eight = AdamW8bit::new(&config()).unwrap().with_stochastic_rounding(5);
         assert_same("AdamW8bit at random", &eight, [5000], DType::F32, Gradients::Mixed);
         let four = AdamW4bit::new(&config()).unwrap().with_stochastic_rounding(5);
@@ -286,7 +286,7 @@ fn many_parameters_at_once() {
 /// A gradient that is not finite must be visible in the scales, and a parameter with another holder must keep its values.
 #[test]
 fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
-    with_card(&NAN, |_| {
+    with_card(&STRICT, |_| {
         let device = Device::cuda(0);
         let optimizer = AdamW8bit::new(&config()).unwrap();
         let parameter = tensor([5000], numbers(5000, 7), DType::F32, &device);
@@ -308,7 +308,7 @@ fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
 /// tables. With other holders it also allocates the next parameter and state.
 #[test]
 fn a_step_is_one_kernel_and_takes_no_memory_for_values() {
-    with_card(&NAN, |card| {
+    with_card(&STRICT, |card| {
         const COUNT: u64 = 1 << 20;
         let device = Device::cuda(0);
         let optimizer = AdamW8bit::new(&config()).unwrap();

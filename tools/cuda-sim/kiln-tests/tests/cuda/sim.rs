@@ -20,8 +20,9 @@ const ENDED: &str = "the test reached its end";
 /// A test that takes longer counts as hanging.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The setting with which numbers in new memory are NaN, so that a kernel that reads what was never written is noticed.
-pub(crate) const NAN: [(&str, &str); 1] = [("FILL", "ff")];
+/// Numbers in new memory are NaN, so that a kernel that reads what was never written is noticed; accesses that race fail; and the warps of a
+/// block run in a random order.
+pub(crate) const STRICT: [(&str, &str); 3] = [("FILL", "ff"), ("RACES", "1"), ("ORDER", "7")];
 
 /// The GPU of this process.
 pub(crate) struct Card {

@@ -103,17 +103,36 @@ const PAGE: u64 = 1 << 10;
 
 /// The accesses of device memory in one launch.
 #[derive(Default)]
-pub(crate) struct Global(Mutex<HashMap<u64, Box<[Byte]>>>);
+pub(crate) struct Global(Mutex<Pages>);
 
-impl Global {
-    fn note(&self, bytes: Range<u64>, now: Access, touch: Touch) -> Option<(Access, bool)> {
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+#[derive(Default)]
+struct Pages {
+    /// The place in `pages` of the page of a number.
+    places: HashMap<u64, usize>,
+    pages: Vec<[Byte; PAGE as usize]>,
+    /// The page that came last, and its place.
+    last: Option<(u64, usize)>,
+}
+
+impl Pages {
+    fn page(&mut self, number: u64) -> &mut [Byte] {
+        let place = match self.last.filter(|last| last.0 == number) {
+            Some((_, place)) => place,
+            None => *self.places.entry(number).or_insert_with(|| {
+                self.pages.push([Byte::default(); PAGE as usize]);
+                self.pages.len() - 1
+            }),
+        };
+        self.last = Some((number, place));
+        &mut self.pages[place]
+    }
+
+    fn note(&mut self, bytes: Range<u64>, now: Access, touch: Touch) -> Option<(Access, bool)> {
         let (mut at, mut found) = (bytes.start, None);
         while at < bytes.end {
-            let (number, first) = (at / PAGE, at % PAGE);
+            let first = at % PAGE;
             let end = PAGE.min(first + bytes.end - at);
-            let page = pages.entry(number).or_insert_with(|| vec![Byte::default(); PAGE as usize].into());
-            let raced = first_race(&mut page[first as usize..end as usize], now, touch);
+            let raced = first_race(&mut self.page(at / PAGE)[first as usize..end as usize], now, touch);
             found = found.or(raced);
             at += end - first;
         }
@@ -157,7 +176,16 @@ pub(crate) struct Race {
 impl<'a> Races<'a> {
     /// For blocks of `warps` warps with `bytes` bytes of shared memory. `ops` are the operations of the kernel.
     pub(crate) fn new(global: &'a Global, ops: &[Op], warps: usize, bytes: usize) -> Self {
-        Races { global, shared: vec![Byte::default(); bytes], ops: ops.as_ptr(), block: 0, barriers: 0, syncs: vec![0; warps], together: false, doubtful: vec![] }
+        Races {
+            global,
+            shared: vec![Byte::default(); bytes],
+            ops: ops.as_ptr(),
+            block: 0,
+            barriers: 0,
+            syncs: vec![0; warps],
+            together: false,
+            doubtful: vec![],
+        }
     }
 
     /// A block begins.
@@ -219,6 +247,7 @@ pub(super) fn note(
     let inside = |region: crate::ptx::Region, host: u64| {
         host.checked_sub(region.host as u64).filter(|offset| *offset < region.len)
     };
+    let mut pages = None;
     for lane in (0..LANES).filter(|lane| mask >> lane & 1 == 1) {
         let host = hosts[lane];
         if host.wrapping_sub(local.host as u64) < local.len * races.syncs.len() as u64 * LANES as u64 {
@@ -227,14 +256,17 @@ pub(super) fn note(
         if !races.together {
             now.lane = lane as u8;
         }
-        let raced = match inside(shared, host) {
-            Some(first) => {
-                let span = &mut races.shared[first as usize..(first + bytes) as usize];
-                // All blocks of a thread of the host are one here.
-                first_race(span, Access { block: 1, ..now }, touch)
-            }
-            None => races.global.note(host..host + bytes, now, touch),
-        };
+        let raced =
+            match inside(shared, host) {
+                Some(first) => {
+                    let span = &mut races.shared[first as usize..(first + bytes) as usize];
+                    // All blocks of a thread of the host are one here.
+                    first_race(span, Access { block: 1, ..now }, touch)
+                }
+                None => pages
+                    .get_or_insert_with(|| races.global.0.lock().unwrap_or_else(PoisonError::into_inner))
+                    .note(host..host + bytes, now, touch),
+            };
         if let Some((earlier, both_store)) = raced {
             let one = earlier.warp != SEVERAL && earlier.lane != SEVERAL && earlier.block != SEVERAL_BLOCKS;
             let thread = one.then(|| u32::from(earlier.warp) * LANES as u32 + u32::from(earlier.lane));

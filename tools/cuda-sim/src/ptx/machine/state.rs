@@ -65,8 +65,18 @@ pub(crate) struct Op {
 /// Why an operation failed, without the place, which the caller adds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Trouble {
-    Illegal { address: u64, bytes: u32, space: Space, lane: u32 },
-    Misaligned { address: u64, bytes: u32, space: Space, lane: u32 },
+    Illegal {
+        address: u64,
+        bytes: u32,
+        space: Space,
+        lane: u32,
+    },
+    Misaligned {
+        address: u64,
+        bytes: u32,
+        space: Space,
+        lane: u32,
+    },
     Diverged,
     Trap,
     /// An access that nothing orders with an earlier one.

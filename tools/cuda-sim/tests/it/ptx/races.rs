@@ -52,7 +52,10 @@ fn warps_need_a_barrier_between_a_store_and_a_load() {
 fn lanes_of_a_warp_need_to_wait_for_each_other() {
     let store = "st.shared.b32 [%rd1], %r1;";
     assert_eq!(race(&format!("{store} ld.shared.b32 %r3, [%rd3];"), 32), shared("reads"));
-    assert_eq!(race(&format!("{store} shfl.sync.idx.b32 %r4, %r1, 0, 31, -1; ld.shared.b32 %r3, [%rd3];"), 32), shared("reads"));
+    assert_eq!(
+        race(&format!("{store} shfl.sync.idx.b32 %r4, %r1, 0, 31, -1; ld.shared.b32 %r3, [%rd3];"), 32),
+        shared("reads")
+    );
     assert_eq!(race(&format!("{store} bar.warp.sync -1; ld.shared.b32 %r3, [%rd3];"), 32), None);
     assert_eq!(race(&format!("{store} ld.shared.b32 %r3, [%rd1];"), 32), None);
 }

@@ -102,9 +102,10 @@ unsafe fn base<T: Lane, const OUTER: usize, const INNER: usize>(
         let host = located?[lane];
         let (row, inner) = ((stride * size_of::<T>()) as u64, (INNER * size_of::<T>()) as u64);
         let watched = block.races.is_some();
-        let raced = watched && by_all(block, |block| {
-            (0..OUTER as u64).any(|at| note(warp, block, op, (&[host + at * row; LANES], 1 << lane), inner, touch))
-        });
+        let raced = watched
+            && by_all(block, |block| {
+                (0..OUTER as u64).any(|at| note(warp, block, op, (&[host + at * row; LANES], 1 << lane), inner, touch))
+            });
         (!raced).then_some((host, stride))
     }
 }
