@@ -96,10 +96,12 @@ impl Codes {
         let scale = self.scales[block];
         #[unroll]
         for lane in 0..LANES {
+            // The last block may be shorter.
+            let last = min(place + lane, count - 1);
             let code = if comptime!(self.book.bits() == 4) {
-                (u32::cast_from(self.codes[place / 2]) >> (4 - 4 * lane as u32)) & 15u32
+                (u32::cast_from(self.codes[last / 2]) >> (4 - 4 * lane as u32)) & 15u32
             } else {
-                u32::cast_from(self.codes[place + lane])
+                u32::cast_from(self.codes[last])
             };
             let value = product(table[code as usize], scale);
             values[lane] = select(place + lane < count, value, 0.0f32);

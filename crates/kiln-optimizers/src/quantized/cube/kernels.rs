@@ -194,7 +194,8 @@ fn adamw<P: Float, G: Float>(
     sync_cube();
 
     let count = gradient.shape();
-    let blocks = first.scales.len();
+    // The buffer of the scales may be longer than they are.
+    let blocks = count.div_ceil(size);
     let mut block = CUBE_POS;
     while block < blocks {
         let place = block * size + UNIT_POS as usize * LANES;
@@ -253,7 +254,8 @@ fn momentum<P: Float, G: Float>(
     sync_cube();
 
     let count = gradient.shape();
-    let blocks = moment.scales.len();
+    // The buffer of the scales may be longer than they are.
+    let blocks = count.div_ceil(size);
     let mut block = CUBE_POS;
     while block < blocks {
         let place = block * size + UNIT_POS as usize * LANES;

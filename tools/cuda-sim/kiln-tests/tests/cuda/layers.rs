@@ -406,6 +406,18 @@ fn convolutions() {
                     conv2d(&own(device), x[0].clone()).unwrap()
                 });
             }
+            // 1 x 1 kernels: over all pixels at once, in two parts of them, and with a stride.
+            for (images, weight, stride) in
+                [([1, 8, 5, 5], [16, 8], 1), ([2, 3, 24, 24], [7, 3], 1), ([2, 4, 9, 7], [6, 4], 2)]
+            {
+                let [outs, ins] = weight;
+                assert_same(("pixels", Products), &[images, [outs, ins, 1, 1]], dtype, |x, device| {
+                    let config = Conv2dConfig::new([ins, outs], [1, 1]).with_stride([stride, stride]).with_bias(false);
+                    let mut conv = config.init(device);
+                    conv.weight = Param::from_tensor(x[1].clone());
+                    conv2d(&conv, x[0].clone()).unwrap()
+                });
+            }
             assert_same(("convolution, norm and ReLU", Products), &[[2, 4, 9, 7]], dtype, |x, device| {
                 let norm = module(|device| BatchNormConfig::new(6).init(device), device, dtype);
                 let conv = module(|device| config(1, 1, 1).with_bias(false).init(device), device, dtype);

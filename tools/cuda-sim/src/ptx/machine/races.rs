@@ -57,7 +57,7 @@ impl Access {
         }
         let block = if self.block == now.block { now.block } else { SEVERAL_BLOCKS };
         let warp = if self.warp == now.warp { now.warp } else { SEVERAL };
-        Access { block, warp, lane: SEVERAL, ..now }
+        Access { block, warp, lane: SEVERAL, op: self.op, ..now }
     }
 }
 
