@@ -4,6 +4,12 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
+#[cfg(feature = "cube")]
+use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::CubeDevice;
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::main_input;
@@ -47,6 +53,14 @@ impl Kernel for Dropout {
         vec![composed::dropped::<B>(x, *self)]
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, _: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        (inputs[0].0.num_elements() > 0).then_some(|settings, inputs| {
+            let [x] = all(inputs);
+            vec![cube::dropped(x, *settings)]
+        })
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         let [x] = all(inputs);
@@ -72,12 +86,8 @@ impl Operation for Dropout {
 const CHUNK: usize = 16 * 1024;
 
 /// The cost in both directions.
-static DROPOUT: Cost = Cost {
-    in_place: &[(0, 0)],
-    cpu_scratch: |call, cpu| call.chunks(CHUNK, 1, cpu),
-    gpu_scratch: |call| call.wide(0, 2),
-    ..Cost::new("kiln::dropout")
-};
+static DROPOUT: Cost =
+    Cost { in_place: &[(0, 0)], cpu_scratch: |call, cpu| call.chunks(CHUNK, 1, cpu), ..Cost::new("kiln::dropout") };
 
 #[cfg(feature = "flex")]
 mod flex {
@@ -153,6 +163,95 @@ mod flex {
     }
 }
 
+impl Dropout {
+    /// The factor of the values that stay.
+    fn factor(self) -> f32 {
+        if self.probability < 1.0 { (1.0 / (1.0 - self.probability)) as f32 } else { 0.0 }
+    }
+
+    /// On other devices than the CPU: values whose random words are below this are dropped.
+    fn threshold(self) -> u64 {
+        (self.probability * 2f64.powi(32)).round() as u64
+    }
+
+    /// The low and the high half of the seed.
+    fn words(self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
+    }
+}
+
+#[cfg(feature = "cube")]
+#[allow(missing_docs, reason = "the macro writes a module for the kernel")]
+mod cube {
+    //! Dropout in CubeCL, in one launch, with the random numbers of the composition.
+
+    use burn::backend::cubecl::dtype_to_storage_type;
+    use burn_cubecl::cubecl;
+    use burn_cubecl::kernel::into_contiguous;
+    use burn_cubecl::tensor::CubeTensor;
+    use cubecl::calculate_cube_count_elemwise;
+    use cubecl::prelude::*;
+    use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
+    use kiln_operations::cube::over;
+
+    use crate::dropout::Dropout;
+    use crate::mixed::mixed;
+
+    #[cube(launch, address_type = "dynamic")]
+    fn drop_values<X: Float, N: Size>(
+        x: LinearView<'_, Vector<X, N>>,
+        mut y: LinearViewMut<'_, Vector<X, N>>,
+        length: usize,
+        low: u32,
+        high: u32,
+        threshold: u32,
+        factor: f32,
+        #[define(X)] _dtype: ElemType,
+    ) {
+        let vector = N::value();
+        if y.is_in_bounds(ABSOLUTE_POS) {
+            let x = Vector::<f32, N>::cast_from(x.read(ABSOLUTE_POS));
+            let first = ABSOLUTE_POS * vector;
+            let of_row = mixed(mixed((first / length) as u32 + 1 + low) ^ high);
+            let mut values = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for lane in 0..vector {
+                let word = mixed(of_row ^ mixed((first % length + lane) as u32 + 1));
+                values.insert(lane, select(word < threshold, 0.0f32, x.extract(lane) * factor));
+            }
+            y.write(ABSOLUTE_POS, Vector::cast_from(values));
+        }
+    }
+
+    pub(super) fn dropped(x: CubeTensor, settings: Dropout) -> CubeTensor {
+        let x = into_contiguous(x);
+        let (shape, client) = (x.meta.shape().clone(), x.client.clone());
+        let length = shape.last().copied().unwrap_or(1);
+        // A vector is of one row.
+        let vector = if length.is_multiple_of(4) { 4 } else { 1 };
+        let units = shape.num_elements() / vector;
+        let dim = CubeDim::new(&client, units);
+        let (address, dtype) = (x.required_address_type(), dtype_to_storage_type(x.dtype));
+        let ([low, high], (y, of_y)) = (settings.words(), over(&x, 0));
+        drop_values::launch(
+            &client,
+            calculate_cube_count_elemwise(&client, units, dim),
+            dim,
+            address,
+            vector,
+            x.into_linear_view(),
+            of_y,
+            length,
+            low,
+            high,
+            u32::try_from(settings.threshold()).unwrap_or(u32::MAX),
+            settings.factor(),
+            dtype,
+        );
+        y
+    }
+}
+
 mod composed {
     //! Dropout in a backend's own operations. Its random numbers differ from those of the CPU device.
     //!
@@ -163,7 +262,7 @@ mod composed {
     use burn::backend::{Backend, TensorMetadata};
     use burn::tensor::{IntDType, Shape};
 
-    use crate::composed::{WORD, Wide, bools, mixed, word};
+    use crate::composed::{Wide, bools, mixed, word};
     use crate::dropout::Dropout;
 
     pub(super) fn dropped<B: Backend>(x: FloatTensor<B>, settings: Dropout) -> FloatTensor<B> {
@@ -176,14 +275,13 @@ mod composed {
         let numbers = |count: usize, shape| {
             B::int_reshape(B::int_arange(1..count as i64 + 1, &device, IntDType::I64), Shape::new(shape))
         };
-        let (low, high) = (settings.seed as i64 & WORD, (settings.seed >> 32) as i64);
+        let [low, high] = settings.words().map(i64::from);
         let of_rows = mixed::<B>(word::<B>(B::int_add_scalar(numbers(rows, [rows, 1]), low.into())));
         let of_rows = mixed::<B>(B::bitwise_xor_scalar(of_rows, high.into()));
         let of_all = mixed::<B>(B::bitwise_xor(of_rows, mixed::<B>(numbers(length, [1, length]))));
-        let threshold = (settings.probability * 2f64.powi(32)).round() as i64;
+        let threshold = settings.threshold() as i64;
         let dropped = B::int_lower_elem(of_all, threshold.into(), bools::<B>(&device));
-        let factor = if settings.probability < 1.0 { 1.0 / (1.0 - settings.probability) } else { 0.0 };
-        let y = Wide::<B>::of(&x).reshape([rows, length]).fill(dropped, 0.0) * factor as f32;
+        let y = Wide::<B>::of(&x).reshape([rows, length]).fill(dropped, 0.0) * settings.factor();
         B::float_reshape(y.narrow(dtype), shape)
     }
 }

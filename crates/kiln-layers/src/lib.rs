@@ -65,6 +65,9 @@ mod group_norm;
 mod linear;
 mod linear_cross_entropy;
 mod max_pool;
+#[cfg(feature = "cube")]
+#[allow(missing_docs, reason = "the macro writes a module for the function")]
+mod mixed;
 mod norm;
 mod norm_conv2d;
 mod projected_attention;

@@ -10,6 +10,7 @@ use cubecl::std::tensor::layout::linear::LinearView;
 
 use super::tiles::{Place, PlaceLaunch, seen};
 use crate::attention::terms::Settings;
+use crate::mixed::mixed;
 
 /// Masks and dropout of a call. `B` is the dtype of the boolean mask.
 #[derive(CubeType, CubeLaunch)]
@@ -27,14 +28,6 @@ pub(super) struct Pairs<'a, B: Int> {
     threshold: u32,
     /// The factor of the others.
     factor: f32,
-}
-
-/// Mixes the bits of a number: `composed::mixed` of one word.
-#[cube]
-fn mixed(number: u32) -> u32 {
-    let number = (number ^ (number >> 16)) * 0x21F0_AAADu32;
-    let number = (number ^ (number >> 15)) * 0x735A_2D97u32;
-    number ^ (number >> 15)
 }
 
 #[cube]

@@ -30,7 +30,7 @@ fn hides(index: usize) -> bool {
 }
 
 /// The mixing function of "splitmix32" (Ettinger).
-fn mixed(number: u32) -> u32 {
+pub(crate) fn mixed(number: u32) -> u32 {
     let number = (number ^ number >> 16).wrapping_mul(0x21F0_AAAD);
     let number = (number ^ number >> 15).wrapping_mul(0x735A_2D97);
     number ^ number >> 15
