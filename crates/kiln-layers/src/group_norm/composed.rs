@@ -11,7 +11,7 @@ use super::GroupNormSettings;
 use crate::composed::{Wide, cat, full};
 
 /// `[samples, groups, channels of a group, values of a channel]`.
-fn sizes(shape: &Shape, groups: usize) -> [usize; 4] {
+pub(super) fn sizes(shape: &Shape, groups: usize) -> [usize; 4] {
     [shape[0], groups, shape[1] / groups, shape.iter().skip(2).product()]
 }
 

@@ -4,6 +4,10 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+#[cfg(feature = "cube")]
+use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::settings::{BACKWARD, FORWARD, GroupNormSettings};
@@ -54,6 +58,11 @@ impl Kernel for GroupedNorm {
         }
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        (inputs[0].0.num_elements() > 0 && super::cube::takes(device)).then_some(Self::launch)
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         match *self {
@@ -66,6 +75,19 @@ impl Kernel for GroupedNorm {
                 let gradients = super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted);
                 gradients.map(|gradient| gradient.unwrap_or_else(|| weight.clone())).into()
             }
+        }
+    }
+}
+
+#[cfg(feature = "cube")]
+impl GroupedNorm {
+    fn launch(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        match *self {
+            Self::Forward(settings) => {
+                let [x, weight, bias] = all(inputs);
+                super::cube::forward(x, weight, bias, settings).into()
+            }
+            Self::Backward(settings, _) => super::cube::backward(all(inputs), settings).into(),
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Group norm and instance norm, on burn's modules.
 
 mod composed;
+#[cfg(feature = "cube")]
+#[allow(missing_docs, reason = "the macro writes a module for each kernel")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;

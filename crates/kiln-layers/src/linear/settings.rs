@@ -20,21 +20,21 @@ pub(super) const ROWS: usize = 256;
 /// Rows of a 16-bit weight that are widened at a time.
 pub(super) const BLOCK: usize = 256;
 
-/// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue.
+/// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue, 1 with a norm, 2 with an activation.
 pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
     cpu_scratch: |call, cpu| scratch(call, 3, 1, cpu),
-    gpu_scratch: |call| call.bytes(0),
+    gpu_scratch: |call| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
     ..Cost::new("kiln::linear")
 };
 
-/// Inputs: x, statistics, weight and bias of the norm, weight, gradient. Scalar: 0 without a prologue.
+/// Inputs: x, statistics, weight and bias of the norm, weight, gradient. Scalar of [`FORWARD`].
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     any_order: &[4],
     same_layout: &[(4, 0)],
     cpu_scratch: |call, cpu| scratch(call, 4, 1, cpu),
-    gpu_scratch: |call| 2 * call.bytes(0),
+    gpu_scratch: |call| of_prologue(call) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
     ..Cost::new("kiln::linear_weight_backward")
 };
@@ -43,7 +43,8 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
 pub(super) static INPUT_BACKWARD: Cost = Cost {
     any_order: &[4],
     cpu_scratch: |call, cpu| scratch(call, 4, 2, cpu),
-    gpu_scratch: |call| 2 * call.bytes(0),
+    // An activation's gradient is written over the one that it is computed from.
+    gpu_scratch: |call| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
     ..Cost::new("kiln::linear_input_backward")
 };
@@ -57,6 +58,18 @@ fn scratch(call: &Call<'_>, weight: usize, copies: u64, cpu: &Cpu) -> u64 {
     let of_rows = if prologue || half { 4 * (copies * together * inputs) } else { 0 };
     let of_half = if half { 4 * (together * outputs) + 4 * (BLOCK as u64 * inputs.max(outputs)) } else { 0 };
     of_rows + of_half + cpu.packed([together, inputs, outputs], true)
+}
+
+/// Bytes of the prologue's output on a GPU.
+fn of_prologue(call: &Call<'_>) -> u64 {
+    if call.scalar(0) > 0 { call.bytes(0) } else { 0 }
+}
+
+/// Bytes of a weight, or of its gradient, in the dtype of x, if it has another one.
+fn narrowed(call: &Call<'_>, weight: usize) -> u64 {
+    let dtype = |input: usize| call.inputs.get(input).map(|input| input.dtype);
+    let size = dtype(0).map_or(0, |dtype| dtype.size() as u64);
+    if dtype(0) == dtype(weight) { 0 } else { size * call.elements(weight) }
 }
 
 /// Rows `[.., inputs]` times a weight `[inputs, outputs]`.

@@ -345,6 +345,38 @@ fn rows_and_groups() {
     });
 }
 
+#[test]
+fn group_norms() {
+    with_card(&STRICT, |_| {
+        for (dtype, weights) in [(DType::F32, DType::F32), (DType::F16, DType::F32), (DType::BF16, DType::BF16)] {
+            for (shape, groups) in [([2, 6, 3, 5], 2), ([3, 300, 2, 1], 300), ([1, 4, 40, 41], 1)] {
+                let run = |device: Device| {
+                    let device = device.autodiff();
+                    let x = numbers(shape, 1, dtype, &device).require_grad();
+                    let mut norm = GroupNormConfig::new(groups, shape[1]).init(&device);
+                    let parameter =
+                        |seed| Param::from_tensor(numbers([shape[1]], seed, weights, &device).require_grad());
+                    (norm.gamma, norm.beta) = (Some(parameter(2)), Some(parameter(3)));
+                    let y = group_norm(&norm, x.clone()).unwrap();
+                    let gradients =
+                        (y.clone().cast(DType::F32) * numbers(shape, 4, DType::F32, &device)).sum().backward();
+                    let of_parameter =
+                        |parameter: Option<Param<Tensor<1>>>| parameter.unwrap().val().grad(&gradients).unwrap();
+                    let of_x = values(x.grad(&gradients).unwrap());
+                    [values(y), of_x, values(of_parameter(norm.gamma)), values(of_parameter(norm.beta))]
+                };
+                for (part, (got, expected)) in run(Device::cuda(0)).iter().zip(&run(Device::flex())).enumerate() {
+                    let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
+                    for (got, expected) in got.iter().zip(expected) {
+                        let close = (got - expected).abs() < Roundings.tolerance(dtype) * largest;
+                        assert!(close, "{dtype:?} {shape:?} part {part}: {got}, {expected}");
+                    }
+                }
+            }
+        }
+    });
+}
+
 /// The values that stay are those of the function that docs of dropout name, at every place.
 #[test]
 fn dropped_values() {

@@ -86,6 +86,8 @@ fn step(trainer: &Run, step: u64) -> impl FnOnce() -> StepReport + 'static {
 #[test]
 fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
     with_cards(&[], &["SM=75", "SM=90"], |card, name| {
+        // From sm_80 on, products and attention in TF32 turn the last bit of a value into the last of eleven.
+        let roundings = if name == "SM=75" { 1e-6 } else { 1e-3 };
         let plain = trainer(false);
         for number in 0..3 {
             let _ = step(&plain, number)();
@@ -102,7 +104,7 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         assert_halved(in_use());
         let far = Snapshot::of(&offloaded.borrow()).distance(&expected);
         println!("offloaded: {far:.1e} apart");
-        assert!(far < 1e-6, "{far:e}");
+        assert!(far < roundings, "{far:e}");
         drop(offloaded);
 
         // State goes to the host when the second step is short of memory.
@@ -118,7 +120,7 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         assert_halved(in_use());
         let far = Snapshot::of(&pressed.borrow()).distance(&expected);
         println!("moved to the host: {far:.1e} apart");
-        assert!(far < 1e-6, "{far:e}");
+        assert!(far < roundings, "{far:e}");
 
         // It comes back with its values when there is enough memory again.
         for number in 3..3 + u64::from(CALM) {
@@ -138,9 +140,8 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         let (plain, offloaded) = (run(false), run(true));
         let (far, usual) = (returned.distance(&plain), offloaded.distance(&plain));
         println!("back on the card: {far:.1e} apart, always offloaded: {usual:.1e}");
-        // From sm_80 on, products in TF32 turn the last bits of a weight into the last of eleven.
-        assert!(usual < 1e-5 || name != "SM=75", "{usual:e}");
-        assert!(far < 2.0 * usual, "{far:e}, {usual:e}");
+        assert!(usual < 10.0 * roundings, "{usual:e}");
+        assert!(far < 2.0 * usual || name != "SM=75" && far < roundings, "{far:e}, {usual:e}");
     });
 }
 
