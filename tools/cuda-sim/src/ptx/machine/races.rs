@@ -74,7 +74,7 @@ impl Byte {
         let written = self.written;
         let both_store = touch == Touch::Write && !written.atomic;
         let together = both_store && (written.op, written.warp, written.block) == (now.op, now.warp, now.block);
-        let raced = !written.is_ordered(&now) && !(written.atomic && now.atomic) && !together;
+        let raced = !(written.is_ordered(&now) || together || written.atomic && now.atomic);
         if raced && !both_store {
             return Some((written, false));
         }
