@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kiln_layers::{AttentionOptions, Mask, attention};
 
-use crate::layers::numbers;
+use crate::layers::{mixed, numbers};
 use crate::sim::{STRICT, with_cards};
 
 const SEED: u64 = 0x1234_5678_9abc_def0;
@@ -27,13 +27,6 @@ const SAMPLES: usize = 2;
 /// Whether the boolean mask hides an element of its own.
 fn hides(index: usize) -> bool {
     index.wrapping_mul(0x9E37_79B9) >> 7 & 3 == 0
-}
-
-/// The mixing function of "splitmix32" (Ettinger).
-pub(crate) fn mixed(number: u32) -> u32 {
-    let number = (number ^ number >> 16).wrapping_mul(0x21F0_AAAD);
-    let number = (number ^ number >> 15).wrapping_mul(0x735A_2D97);
-    number ^ number >> 15
 }
 
 impl Case {

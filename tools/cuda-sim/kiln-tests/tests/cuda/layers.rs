@@ -32,6 +32,13 @@ pub(crate) fn numbers<const D: usize>(shape: [usize; D], seed: u64, dtype: DType
     Tensor::<D>::from_data(TensorData::new(values, shape), (device, DType::F32)).cast(dtype)
 }
 
+/// The mixing function of "splitmix32" (Ettinger).
+pub(crate) fn mixed(number: u32) -> u32 {
+    let number = (number ^ number >> 16).wrapping_mul(0x21F0_AAAD);
+    let number = (number ^ number >> 15).wrapping_mul(0x735A_2D97);
+    number ^ number >> 15
+}
+
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.cast(DType::F32).into_data().iter::<f64>().collect()
 }

@@ -1,7 +1,6 @@
 //! From addresses of a state space to host memory, with the bounds and the alignment checked.
 
 use super::mask::expand;
-use super::races;
 use super::state::{Block, LANES, Lanes, Op, Trouble, Warp};
 pub(crate) use super::trace::Touch;
 use crate::ptx::{Region, Space};
@@ -128,8 +127,26 @@ fn unraced(
     bytes: u32,
     touch: Touch,
 ) -> Option<Lanes<u64>> {
-    let raced = block.races.is_some() && races::note(warp, block, op, (&hosts, mask), u64::from(bytes), touch);
+    let raced = block.races.is_some() && races(warp, block, op, (&hosts, mask), u64::from(bytes), touch);
     (!raced).then_some(hosts)
+}
+
+/// Notes accesses where races are looked for. Whether one of them is in a race: then [`Block::trouble`] has it.
+pub(super) fn races(
+    warp: &Warp,
+    block: &mut Block<'_>,
+    op: &Op,
+    hosts: (&Lanes<u64>, u32),
+    bytes: u64,
+    touch: Touch,
+) -> bool {
+    let Some(races) = &mut block.races else { return false };
+    let at = (std::ptr::from_ref(op) as usize - races.ops) / size_of::<Op>();
+    let own = block.local.host as u64;
+    let own = own..own + block.local.len * (block.threads as u64);
+    let race = races.note(hosts, bytes, touch, (warp.first_thread, at as u32), (block.shared, own));
+    block.trouble = race.map(Trouble::Race);
+    race.is_some()
 }
 
 /// [`locate`] where the lanes are not all inside of the allocation that came last.

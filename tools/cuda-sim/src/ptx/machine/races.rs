@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::state::{Block, LANES, Lanes, Op, Trouble, Warp};
+use super::mask::LANES;
 use super::trace::Touch;
+use crate::ptx::Region;
 
 /// Who accessed a byte last, and when.
 #[derive(Clone, Copy, Default)]
@@ -143,10 +144,10 @@ impl Pages {
 /// What a thread of the host notes of the blocks that it runs.
 pub(crate) struct Races<'a> {
     global: &'a Global,
+    /// Address of the operations of the kernel.
+    pub(super) ops: usize,
     /// The accesses of shared memory.
     shared: Vec<Byte>,
-    /// The operations of the kernel.
-    ops: *const Op,
     block: u32,
     barriers: u32,
     /// `bar.warp.sync` of each warp.
@@ -154,7 +155,7 @@ pub(crate) struct Races<'a> {
     /// Whether all lanes access the bytes of each lane, as for matrices.
     pub(super) together: bool,
     /// Stores over stores that nothing orders with them: the address of a byte, its value before, and the race if the value changes.
-    doubtful: Vec<(u64, u8, Trouble)>,
+    doubtful: Vec<(u64, u8, Race)>,
 }
 
 /// Two accesses of a byte that nothing orders.
@@ -174,12 +175,12 @@ pub(crate) struct Race {
 }
 
 impl<'a> Races<'a> {
-    /// For blocks of `warps` warps with `bytes` bytes of shared memory. `ops` are the operations of the kernel.
-    pub(crate) fn new(global: &'a Global, ops: &[Op], warps: usize, bytes: usize) -> Self {
+    /// For blocks of `warps` warps with `bytes` bytes of shared memory. `ops` is the address of the operations of the kernel.
+    pub(crate) fn new(global: &'a Global, ops: usize, warps: usize, bytes: usize) -> Self {
         Races {
             global,
+            ops,
             shared: vec![Byte::default(); bytes],
-            ops: ops.as_ptr(),
             block: 0,
             barriers: 0,
             syncs: vec![0; warps],
@@ -196,7 +197,7 @@ impl<'a> Races<'a> {
     }
 
     /// The race of stores that have changed a value since they were noted.
-    pub(crate) fn settle(&mut self) -> Option<Trouble> {
+    pub(crate) fn settle(&mut self) -> Option<Race> {
         // SAFETY: the addresses were located in live memory, which no launch outlives.
         let changed = |host: u64, before: u8| unsafe { (host as *const u8).read() != before };
         let found = self.doubtful.iter().find(|(host, before, _)| changed(*host, *before)).map(|doubt| doubt.2);
@@ -213,82 +214,71 @@ impl<'a> Races<'a> {
     pub(crate) fn sync(&mut self, first_thread: u32) {
         self.syncs[first_thread as usize / LANES] += 1;
     }
-}
 
-/// Notes that lanes access `bytes` bytes at these addresses of the host. Leaves the error where an access races, and is true then.
-#[cold]
-#[inline(never)]
-pub(super) fn note(
-    warp: &Warp,
-    block: &mut Block<'_>,
-    op: &Op,
-    (hosts, mask): (&Lanes<u64>, u32),
-    bytes: u64,
-    touch: Touch,
-) -> bool {
-    let (shared, local) = (block.shared, block.local);
-    let Some(races) = &mut block.races else { return false };
-    if let Some(trouble) = races.settle() {
-        block.trouble = Some(trouble);
-        return true;
-    }
-    let of_warp = (warp.first_thread as usize / LANES) as u8;
-    // SAFETY: `op` is one of the operations that `ops` points to.
-    let at = unsafe { std::ptr::from_ref(op).offset_from(races.ops) };
-    let mut now = Access {
-        block: races.block,
-        warp: of_warp,
-        lane: SEVERAL,
-        atomic: touch == Touch::Update,
-        barriers: races.barriers,
-        syncs: races.syncs[of_warp as usize],
-        op: at as u32,
-    };
-    let inside = |region: crate::ptx::Region, host: u64| {
-        host.checked_sub(region.host as u64).filter(|offset| *offset < region.len)
-    };
-    let mut pages = None;
-    for lane in (0..LANES).filter(|lane| mask >> lane & 1 == 1) {
-        let host = hosts[lane];
-        if host.wrapping_sub(local.host as u64) < local.len * races.syncs.len() as u64 * LANES as u64 {
-            continue;
+    /// Notes that lanes of the warp of `first_thread` access `bytes` bytes at these addresses of the host, in operation `op`. Gives the race
+    /// that one of the accesses is in. Nothing is noted of the threads' own memory.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note(
+        &mut self,
+        (hosts, mask): (&[u64; LANES], u32),
+        bytes: u64,
+        touch: Touch,
+        (first_thread, op): (u32, u32),
+        (shared, own): (Region, Range<u64>),
+    ) -> Option<Race> {
+        if let Some(race) = self.settle() {
+            return Some(race);
         }
-        if !races.together {
-            now.lane = lane as u8;
-        }
-        let raced =
-            match inside(shared, host) {
-                Some(first) => {
-                    let span = &mut races.shared[first as usize..(first + bytes) as usize];
-                    // All blocks of a thread of the host are one here.
-                    first_race(span, Access { block: 1, ..now }, touch)
-                }
-                None => pages
-                    .get_or_insert_with(|| races.global.0.lock().unwrap_or_else(PoisonError::into_inner))
-                    .note(host..host + bytes, now, touch),
-            };
-        if let Some((earlier, both_store)) = raced {
-            let one = earlier.warp != SEVERAL && earlier.lane != SEVERAL && earlier.block != SEVERAL_BLOCKS;
-            let thread = one.then(|| u32::from(earlier.warp) * LANES as u32 + u32::from(earlier.lane));
-            let is_shared = inside(shared, host).is_some();
-            let race = Race {
-                is_shared,
-                writes: touch != Touch::Read,
-                thread: warp.first_thread + lane as u32,
-                op: now.op,
-                earlier: thread,
-                earlier_op: earlier.op,
-                elsewhere: !is_shared && earlier.block != now.block,
-            };
-            if both_store {
-                // SAFETY: `locate` found these bytes in live memory.
-                let doubt = |at| (at, unsafe { (at as *const u8).read() }, Trouble::Race(race));
-                races.doubtful.extend((host..host + bytes).map(doubt));
+        let warp = (first_thread as usize / LANES) as u8;
+        let mut now = Access {
+            block: self.block,
+            warp,
+            lane: SEVERAL,
+            atomic: touch == Touch::Update,
+            barriers: self.barriers,
+            syncs: self.syncs[warp as usize],
+            op,
+        };
+        let mut pages = None;
+        for lane in (0..LANES).filter(|lane| mask >> lane & 1 == 1) {
+            let host = hosts[lane];
+            if own.contains(&host) {
                 continue;
             }
-            block.trouble = Some(Trouble::Race(race));
-            return true;
+            if !self.together {
+                now.lane = lane as u8;
+            }
+            let inside = host.checked_sub(shared.host as u64).filter(|offset| *offset < shared.len);
+            let raced =
+                match inside {
+                    Some(first) => {
+                        let span = &mut self.shared[first as usize..(first + bytes) as usize];
+                        // All blocks of a thread of the host are one here.
+                        first_race(span, Access { block: 1, ..now }, touch)
+                    }
+                    None => pages
+                        .get_or_insert_with(|| self.global.0.lock().unwrap_or_else(PoisonError::into_inner))
+                        .note(host..host + bytes, now, touch),
+                };
+            let Some((earlier, both_store)) = raced else { continue };
+            let one = earlier.warp != SEVERAL && earlier.lane != SEVERAL && earlier.block != SEVERAL_BLOCKS;
+            let race = Race {
+                is_shared: inside.is_some(),
+                writes: touch != Touch::Read,
+                thread: first_thread + lane as u32,
+                op,
+                earlier: one.then(|| u32::from(earlier.warp) * LANES as u32 + u32::from(earlier.lane)),
+                earlier_op: earlier.op,
+                elsewhere: inside.is_none() && earlier.block != now.block,
+            };
+            if !both_store {
+                return Some(race);
+            }
+            // SAFETY: these bytes were located in live memory.
+            let doubt = |at| (at, unsafe { (at as *const u8).read() }, race);
+            self.doubtful.extend((host..host + bytes).map(doubt));
         }
+        None
     }
-    false
 }

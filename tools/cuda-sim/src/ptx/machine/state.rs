@@ -96,6 +96,8 @@ pub(crate) struct Block<'a> {
     pub local: Region,
     /// Bytes of local memory of one thread.
     pub local_bytes: u64,
+    /// Threads that have local memory: those of whole warps.
+    pub threads: usize,
     /// Register offsets of operations with more operands than an [`Op`] holds.
     pub lists: &'a [u32],
     pub trouble: Option<Trouble>,

@@ -2,7 +2,7 @@
 
 use super::warp::{Failure, Group, Lockstep, Stop, Wait};
 use crate::ptx::lower::Program;
-use crate::ptx::machine::{Block, Races};
+use crate::ptx::machine::{Block, Races, Trouble};
 
 /// Operations a warp runs before the next one of its block gets its turn.
 pub(super) const SHARE: u64 = 1 << 20;
@@ -70,7 +70,10 @@ pub(super) fn run(
         }
         if warps.iter().all(|w| w.alive == 0) {
             return match block.races.as_mut().and_then(Races::settle) {
-                Some(trouble) => Err(Broken::Failed { failure: Failure { trouble, line: 0, mask: 0 }, warp: 0 }),
+                Some(race) => {
+                    let failure = Failure { trouble: Trouble::Race(race), line: 0, mask: 0 };
+                    Err(Broken::Failed { failure, warp: 0 })
+                }
                 None => Ok(()),
             };
         }

@@ -194,10 +194,12 @@ fn work(shared: &Shared<'_>, trace: Option<Trace>) -> Option<Trace> {
         params: Region { start: 0, len: params.len() as u64, host: params.as_mut_ptr() },
         local: region(&mut local, program.local_bytes),
         local_bytes: program.local_bytes,
+        threads: warp_count as usize * LANES,
         lists: &program.lists,
         trouble: None,
-        races: (limits.races && trace.is_none())
-            .then(|| Races::new(&shared.accessed, &program.ops, warp_count as usize, shared_bytes as usize)),
+        races: (limits.races && trace.is_none()).then(|| {
+            Races::new(&shared.accessed, program.ops.as_ptr() as usize, warp_count as usize, shared_bytes as usize)
+        }),
         trace,
     };
     while !shared.stop.load(Ordering::Relaxed) {

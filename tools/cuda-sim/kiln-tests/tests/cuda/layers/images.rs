@@ -8,8 +8,7 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{add_relu, conv2d, conv2d_batch_norm_relu, group_norm, max_pool2d, residual_end};
 
 use super::Within::{Products, Roundings};
-use super::{DTYPES, assert_same, module, numbers, values};
-use crate::attention::mixed;
+use super::{DTYPES, assert_same, mixed, module, numbers, values};
 use crate::sim::{STRICT, with_card};
 
 #[test]

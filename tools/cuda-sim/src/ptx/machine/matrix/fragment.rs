@@ -3,8 +3,7 @@
 use std::marker::PhantomData;
 
 use super::super::lanes::{Body, handler};
-use super::super::locate::{Touch, locate};
-use super::super::races::note;
+use super::super::locate::{Touch, locate, races};
 use super::super::state::{Block, Handler, LANES, Lane, Op, Warp};
 use super::together::{by_all, together};
 
@@ -96,15 +95,15 @@ unsafe fn base<T: Lane, const OUTER: usize, const INNER: usize>(
         let bytes = ((OUTER - 1) * stride + INNER) * size_of::<T>();
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         // What lies between the rows belongs to others.
-        let races = block.races.take();
+        let watching = block.races.take();
         let located = locate(warp, block, op, op.a, 1 << lane, (bytes, size_of::<T>() as u32), touch);
-        block.races = races;
+        block.races = watching;
         let host = located?[lane];
         let (row, inner) = ((stride * size_of::<T>()) as u64, (INNER * size_of::<T>()) as u64);
         let watched = block.races.is_some();
         let raced = watched
             && by_all(block, |block| {
-                (0..OUTER as u64).any(|at| note(warp, block, op, (&[host + at * row; LANES], 1 << lane), inner, touch))
+                (0..OUTER as u64).any(|at| races(warp, block, op, (&[host + at * row; LANES], 1 << lane), inner, touch))
             });
         (!raced).then_some((host, stride))
     }
