@@ -296,13 +296,21 @@ fn growth(device: &Device) {
 
 /// The solver on chains of 50 blocks, which it solves exactly, and of 1000: alike, and all different; with and without offloading.
 fn solver(_: &Device) {
-    let alike = |_| Cost { input: 1 << 20, saved: 24 << 20, workspace: 1 << 20, gradients: 1 << 18, forward: 1e-3 };
+    let alike = |_| Cost {
+        input: 1 << 20,
+        saved: 24 << 20,
+        workspace: 1 << 20,
+        gradients: 1 << 18,
+        forward: 1e-3,
+        ..Cost::default()
+    };
     let different = |i: u64| Cost {
         input: (1 + i * 7919 % 13) << 18,
         saved: (8 + i * 104_729 % 37) << 19,
         workspace: (i * 31 % 5) << 18,
         gradients: (i * 17 % 9) << 16,
         forward: 1e-3 * (1 + i * 1_299_709 % 11) as f64,
+        ..Cost::default()
     };
     type Block = fn(u64) -> Cost;
     let kinds: [(&str, Block); 2] = [("alike", alike), ("different", different)];

@@ -82,6 +82,7 @@ fn chain() -> ChainCost {
         workspace: (i * 31 % 5) << 18,
         gradients: (i * 17 % 9) << 16,
         forward: 1e-3 * (1 + i * 1_299_709 % 11) as f64,
+        ..Cost::default()
     };
     ChainCost { blocks: (0..1000).map(block).collect(), ..ChainCost::default() }
 }

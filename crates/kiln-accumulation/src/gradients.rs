@@ -1,8 +1,9 @@
 //! The loss of a micro-batch as a part of its batch's, and the sum of gradients in f32.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
+use kiln_operations::onto;
 
 use crate::error::Error;
 use crate::split::share;
@@ -53,6 +54,12 @@ impl Accumulator {
     /// An empty sum.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The loss with a backward pass that adds the gradients of the parameters that `which` names to their sums: see
+    /// [`kiln_operations::onto`]. Its gradients must then be [added](Self::add).
+    pub fn onto(&mut self, loss: Tensor<1>, model: &impl Module, which: impl Fn(ParamId) -> bool) -> Tensor<1> {
+        onto(loss, model, &mut self.sum, which)
     }
 
     /// Adds the gradients of `model`'s parameters, cast to f32.

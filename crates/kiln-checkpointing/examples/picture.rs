@@ -11,7 +11,7 @@ fn chain() -> ChainCost {
     let block = |index: u64| {
         let stage = index / 4;
         let input = 64 >> stage;
-        Cost { input, saved: 6 * input, workspace: 0, gradients: 1 << stage, forward: 1.0 }
+        Cost { input, saved: 6 * input, gradients: 1 << stage, forward: 1.0, ..Cost::default() }
     };
     ChainCost::new((0..16).map(block).collect())
 }
@@ -21,6 +21,7 @@ fn color(mode: Mode) -> &'static str {
         Mode::Plain => "#b44b1e",
         Mode::Recompute => "#ebcdb9",
         Mode::Offload => "#8fa3ad",
+        Mode::Stream => "#4a6572",
     }
 }
 

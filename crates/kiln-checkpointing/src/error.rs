@@ -67,6 +67,26 @@ pub enum Error {
         /// The device's message.
         reason: String,
     },
+    /// A store cannot be read or written.
+    #[error("the store cannot be used: {path}: {reason}")]
+    Store {
+        /// The file or the parameter.
+        path: String,
+        /// The message of the system, or what is wrong.
+        reason: String,
+    },
+    /// A store of other parameters than those of the model.
+    #[error("the store is not that of this model: {reason}")]
+    OtherStore {
+        /// The difference.
+        reason: String,
+    },
+    /// A plan that streams blocks, and a chain whose blocks have their parameters in memory.
+    #[error("the plan is '{plan}', and the chain has no store: streamed blocks need `Chain::streamed`")]
+    NoStore {
+        /// The plan.
+        plan: String,
+    },
     /// A segment length of zero.
     #[error("segments of 0 blocks, expected at least 1")]
     EmptySegment,
@@ -94,7 +114,7 @@ pub enum Error {
     },
     /// A text that names no plan.
     #[error(
-        "the plan is '{text}', expected none, every:K, offload, offload:K, or a list such as '0..3 recompute, 3..8 plain'"
+        "the plan is '{text}', expected none, every:K, offload, offload:K, stream, stream:K, or a list such as '0..3 recompute, 3..8 plain'"
     )]
     UnknownPlan {
         /// The text.

@@ -3,11 +3,14 @@
 //! - [`checkpoint`] runs one segment: an ordinary function call inside of a forward pass. [`Checkpoint`] adds options.
 //! - [`Chain`] runs blocks one after the other as a [`Plan`] says: plain, recomputed, or recomputed from an input in host
 //!   memory.
+//! - [`Streamed`] has the parameters of blocks in a [`Store`], in host memory or on disk, with gradients and optimizer state: one segment is
+//!   in memory at a time.
 //! - [`solve`] finds the fastest plan whose peak stays within a budget, from the [`Cost`] of every block, which
 //!   [`measure_blocks`] measures. It is a pure function; [`ChainCost::simulate`] computes peak and time of any plan.
 //!
 //! Gradients are bit for bit those of the plain run: dropout draws the same numbers in both passes, and batch-norm's
-//! statistics move once. The guide is `docs/checkpointing.md`.
+//! statistics move once. The guides are `docs/checkpointing.md` and
+//! `docs/streaming.md`.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -28,7 +31,7 @@
 //! # Ok::<(), kiln_checkpointing::Error>(())
 //! ```
 //!
-//! *Architecture invariant*: this crate knows no model, no optimizer and no allocator. It sees modules, tensors, and numbers of
+//! *Architecture invariant*: this crate knows no model, no optimizer by name and no allocator. It sees modules, tensors, and numbers of
 //! bytes and seconds. `autograd/graph.rs` describes how a segment fits into burn's graph.
 
 #[cfg(not(any(feature = "flex", feature = "cuda")))]
@@ -37,11 +40,18 @@ compile_error!("a custom backward pass names the backend's types: enable the fea
 mod autograd;
 mod error;
 mod plan;
+mod stream;
 
 pub use autograd::{Checkpoint, TensorMap, Tensors, checkpoint};
 pub use error::Error;
 pub use plan::{Chain, ChainCost, Cost, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve};
 
+pub use stream::{Blob, Content, FileStore, HostStore, Store, Streamed};
+
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/checkpointing.md")]
 struct Guide;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/streaming.md")]
+struct StreamingGuide;

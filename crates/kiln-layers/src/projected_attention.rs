@@ -36,7 +36,7 @@ pub(crate) fn projected_attention(
     heads: usize,
     options: AttentionOptions,
 ) -> Result<Tensor<3>, Error> {
-    let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.val().dims(), x.device());
+    let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.dims(), x.device());
     let (prologue, mut inputs) = prepared(input, qkv, x)?;
     let (settings, masks) = packed_terms([samples, time, packed], heads, options, &device)?.into_inputs();
     inputs.extend(masks);

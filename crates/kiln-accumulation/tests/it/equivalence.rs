@@ -1,6 +1,6 @@
 //! k micro-batches give the gradients of the whole batch, whatever the split.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
@@ -122,6 +122,77 @@ fn one_micro_batch_is_the_batch_bit_for_bit_and_a_power_of_two_scale_is_exact() 
     let (gradients, scale) = scaled.into_scaled_gradients();
     let back: Vec<f64> = flat(&model, &gradients).iter().map(|g| g / scale).collect();
     assert_eq!((scale, back), (1024.0, flat(&model, &plain.into_scaled_gradients().0)));
+}
+
+/// Two uses of one weight, the later one in `head`.
+fn tied(weight: &Linear, x: Tensor<2>) -> Tensor<1> {
+    tanh(weight.forward(tanh(weight.forward(x)))).mean()
+}
+
+#[test]
+fn gradients_are_added_where_they_are_made_in_the_order_of_micro_batches() {
+    let device = Device::flex().autodiff();
+    let (net, twice) = (Net::new(5, 4, &device), LinearConfig::new(5, 5).init(&device));
+    let x = Tensor::<2>::random([9, 5], Distribution::Normal(0.0, 1.0), &device);
+    let parts = || [0..3, 3..6, 6..9].map(|range| x.clone().slice([range, 0..5]));
+    let third = |tensor: Tensor<1>| tensor * (3.0 / 9.0);
+    let ids = [list_param_ids(&net), list_param_ids(&twice)].concat();
+    let fed = |model: &dyn Fn(Window, Tensor<2>) -> Fed| {
+        let mut window = Window::open(Weight::Samples(9)).unwrap();
+        for part in parts() {
+            match model(window.used_once(ids.clone()), part) {
+                Fed::Open(next) => window = next,
+                Fed::Complete(batch) => return batch.into_gradients(),
+            }
+        }
+        unreachable!("three parts of nine samples")
+    };
+
+    // One use: the sum of the gradients of separate backward passes.
+    let of_net = |part: Tensor<2>| net.forward(part).mean();
+    let sum = fed(&|window, part| window.feed(&net, Weight::Samples(3), of_net(part)).unwrap());
+    let separate = parts().map(|part| GradientsParams::from_grads(third(of_net(part)).backward(), &net));
+    let mut expected = vec![0.0; flat(&net, &sum).len()];
+    for gradients in &separate {
+        let added = expected.iter().zip(flat(&net, gradients)).map(|(sum, part)| f64::from(*sum as f32 + part as f32));
+        expected = added.collect();
+    }
+    assert_eq!(flat(&net, &sum), expected);
+
+    // Two uses: each gradient is added to the sum, the later use first.
+    let sum = fed(&|window, part| window.feed(&twice, Weight::Samples(3), tied(&twice, part)).unwrap());
+    let mut expected = vec![0.0; flat(&twice, &sum).len()];
+    for part in parts() {
+        // The same weight under two ids.
+        let [first, later] = [(); 2].map(|()| twice.clone().map(&mut Leaf));
+        let gradients = third(tanh(later.forward(tanh(first.forward(part)))).mean()).backward();
+        for layer in [&later, &first] {
+            let mut own = GradientsParams::new();
+            layer.visit(&mut Of(&gradients, &mut own));
+            let added = expected.iter().zip(flat(layer, &own)).map(|(sum, part)| f64::from(*sum as f32 + part as f32));
+            expected = added.collect();
+        }
+    }
+    assert_eq!(flat(&twice, &sum), expected);
+}
+
+/// Makes leaves of their own.
+struct Leaf;
+
+impl ModuleMapper for Leaf {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.detach().require_grad())
+    }
+}
+
+struct Of<'a>(&'a burn::tensor::Gradients, &'a mut GradientsParams);
+
+impl ModuleVisitor for Of<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = param.val().grad(self.0) {
+            self.1.register(param.id, gradient);
+        }
+    }
 }
 
 #[test]

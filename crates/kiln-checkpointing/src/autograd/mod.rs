@@ -20,6 +20,7 @@ use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoChe
 use burn::module::Module;
 
 use crate::Error;
+use crate::stream::Source;
 
 use devices::{Find, Kind};
 use segment::{Segment, record};
@@ -49,6 +50,7 @@ pub struct Checkpoint {
     name: Option<String>,
     deterministic: bool,
     offload: bool,
+    source: Option<Source>,
 }
 
 impl Checkpoint {
@@ -77,6 +79,12 @@ impl Checkpoint {
         self
     }
 
+    /// Reads the module's parameters from a store for each pass.
+    pub(crate) fn streamed(mut self, source: Source) -> Self {
+        self.source = Some(source);
+        self
+    }
+
     /// Runs `f` without keeping its activations, and once more in the backward pass.
     ///
     /// # Errors
@@ -102,14 +110,16 @@ impl Checkpoint {
         }
         let strategy = found.tracked.map_or(Strategy::Disabled, |(_, strategy)| strategy);
         let devices = found.devices;
-        let segment = Segment { name, devices, strategy, deterministic: self.deterministic, offload: self.offload };
+        let source = self.source.clone();
+        let segment = Segment { name, devices, strategy, deterministic: self.deterministic, offload: self.offload, source };
         if let Some(path) = found.not_a_leaf {
             return Err(Error::NotALeaf { segment: segment.name, path });
         }
         let Some((kind, strategy)) = found.tracked else {
             // Nothing needs a gradient, as in the first pass of a segment around this one. Its random numbers must still be
             // those of the second pass.
-            return Ok(segment.plain(|| f(module, inputs)));
+            let module = segment.filled(module.clone(), 0)?;
+            return Ok(segment.plain(|| f(&module, inputs)));
         };
         match (kind, strategy) {
             #[cfg(feature = "flex")]

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
@@ -12,11 +13,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
 };
-use burn::module::{ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{FloatDType, Shape, Tensor};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use kiln_operations::root_onto;
 
 use super::forward::{Source, Untracked, describe};
 use super::tensors::TensorMap;
+use crate::Error;
+use crate::stream::Streamed;
 
 /// Sets burn's checkpointing strategy of all parameters, which `valid` and `train` reset.
 pub(crate) struct Restrategize(pub(crate) GradientCheckpointingStrategy);
@@ -115,9 +119,69 @@ where
     }
 }
 
-/// The backward pass of the replay. `None` when no output needs it.
-pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(roots: Roots<B, C>) -> Option<Gradients> {
-    roots.root.map(<Autodiff<B, C> as AutodiffBackend>::backward)
+/// The sums of the parameters' gradients that the outer backward pass has made so far. The replay's backward pass goes on with them, so
+/// that no gradient exists beside its sum.
+pub(crate) struct Sums<'a, B: Backend, C> {
+    parameters: std::slice::Iter<'a, Option<FloatTensor<Autodiff<B>>>>,
+    outer: &'a mut Gradients,
+    store: Option<&'a Streamed>,
+    failure: Option<Error>,
+    found: Vec<(NodeId, FloatTensor<B>)>,
+    marker: PhantomData<C>,
+}
+
+impl<'a, B: Backend, C: CheckpointStrategy> Sums<'a, B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    /// Takes the sums out of the outer graph. `parameters` are those of the outer graph, in the order that the module is visited in.
+    pub(crate) fn so_far(
+        module: &impl Module,
+        parameters: &'a [Option<FloatTensor<Autodiff<B>>>],
+        (outer, store): (&'a mut Gradients, Option<&'a Streamed>),
+        roots: &Roots<B, C>,
+    ) -> Result<Vec<(NodeId, FloatTensor<B>)>, Error> {
+        if roots.root.is_none() {
+            return Ok(vec![]);
+        }
+        let parameters = parameters.iter();
+        let mut sums = Self { parameters, outer, store, failure: None, found: vec![], marker: PhantomData };
+        module.visit(&mut sums);
+        sums.failure.map_or(Ok(sums.found), Err)
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Sums<'_, B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(parameter) = self.parameters.next().and_then(Option::as_ref)
+            && let Ok(leaf) = param.val().try_into_primitive::<Autodiff<B, C>>()
+        {
+            let sum = match self.store.filter(|store| store.has(param.id)) {
+                None => self.outer.remove::<B>(parameter),
+                // In another dtype than f32, gradients are added to the sum afterwards.
+                Some(_) if param.val().dtype() != DType::F32 => None,
+                Some(store) => match store.sum::<D>(param.id, &param.device().inner()) {
+                    Ok(sum) => sum.and_then(|sum| sum.try_into_primitive::<B>().ok()),
+                    Err(error) => {
+                        self.failure = Some(error);
+                        None
+                    }
+                },
+            };
+            self.found.extend(sum.map(|sum| (leaf.id(), sum)));
+        }
+    }
+}
+
+/// The backward pass of the replay, which adds to `sums`. `None` when no output needs it.
+pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(
+    roots: Roots<B, C>,
+    sums: Vec<(NodeId, FloatTensor<B>)>,
+) -> Option<Gradients> {
+    roots.root.map(|root| <Autodiff<B, C> as AutodiffBackend>::backward(root_onto::<B, C>(root, sums)))
 }
 
 /// Starts a backward pass at a tensor with a gradient that is given.
@@ -138,35 +202,49 @@ impl<B: Backend> Backward<B, 1> for Inject {
 /// Hands the parameters' gradients to the outer graph.
 pub(crate) struct Push<'a, B: Backend, C> {
     inner: &'a mut Gradients,
-    parameters: std::vec::IntoIter<Option<Source>>,
-    found: Vec<(Source, FloatTensor<B>)>,
+    parameters: std::vec::IntoIter<Option<FloatTensor<Autodiff<B>>>>,
+    store: Option<&'a Streamed>,
+    failure: Option<Error>,
+    found: Vec<(NodeId, FloatTensor<B>)>,
     marker: PhantomData<C>,
 }
 
 impl<'a, B: Backend, C> Push<'a, B, C> {
     /// `parameters` are those of the outer graph, in the order that the module is visited in.
-    pub(crate) fn new(inner: &'a mut Gradients, parameters: Vec<Option<Source>>) -> Self {
-        Self { inner, parameters: parameters.into_iter(), found: vec![], marker: PhantomData }
+    pub(crate) fn new(
+        inner: &'a mut Gradients,
+        parameters: Vec<Option<FloatTensor<Autodiff<B>>>>,
+        store: Option<&'a Streamed>,
+    ) -> Self {
+        let parameters = parameters.into_iter();
+        Self { inner, parameters, store, failure: None, found: vec![], marker: PhantomData }
     }
 
     /// Registers the gradients, the last parameter first, as a backward pass does.
-    pub(crate) fn register(self, outer: &mut Gradients) {
-        for (source, gradient) in self.found.into_iter().rev() {
-            outer.register::<B>(source.node, gradient);
+    pub(crate) fn register(self, outer: &mut Gradients) -> Result<(), Error> {
+        for (parameter, gradient) in self.found.into_iter().rev() {
+            outer.register::<B>(parameter, gradient);
         }
+        self.failure.map_or(Ok(()), Err)
     }
 }
 
 impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Push<'_, B, C>
 where
-    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(source) = self.parameters.next().flatten()
+        if let Some(parameter) = self.parameters.next().flatten()
             && let Ok(primitive) = param.val().try_into_primitive::<Autodiff<B, C>>()
             && let Some(gradient) = self.inner.remove::<B>(&primitive)
         {
-            self.found.push((source, gradient));
+            match self.store.filter(|store| store.has(param.id)) {
+                None => self.found.push((parameter.id(), gradient)),
+                Some(store) => {
+                    let put = store.add(param.id, Tensor::<D>::from_primitive::<B>(gradient));
+                    self.failure = self.failure.take().or(put.err());
+                }
+            }
         }
     }
 }

@@ -7,13 +7,14 @@ use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor, G
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use super::forward::{Attach, Outputs, Sources, Untracked};
+use super::forward::{Attach, Outputs, Parameters, Sources, Untracked};
 use super::graph::hub;
 use super::offload::Saved;
-use super::replay::{Leaves, Push, Restrategize, Roots, backward};
+use super::replay::{Leaves, Push, Restrategize, Roots, Sums, backward};
 use super::seeds::{draw, seeded};
 use super::tensors::Tensors;
 use crate::Error;
+use crate::stream::Source;
 
 /// A segment's settings and devices.
 pub(crate) struct Segment {
@@ -24,6 +25,8 @@ pub(crate) struct Segment {
     pub(crate) strategy: GradientCheckpointingStrategy,
     pub(crate) deterministic: bool,
     pub(crate) offload: bool,
+    /// The store of the module's parameters, if they are in one.
+    pub(crate) source: Option<Source>,
 }
 
 impl Segment {
@@ -31,6 +34,14 @@ impl Segment {
     pub(crate) fn plain<R>(&self, f: impl FnOnce() -> R) -> R {
         let seed = self.draw();
         self.seeded(seed, 0, f)
+    }
+
+    /// `module` with the values of parameters that are in a store, for its first pass (0) or its second (1).
+    pub(crate) fn filled<M: Module>(&self, module: M, pass: usize) -> Result<M, Error> {
+        match &self.source {
+            Some(source) => source.filled(module, pass),
+            None => Ok(module),
+        }
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -57,8 +68,9 @@ where
     F: Fn(&M, I) -> O + Send + 'static,
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
-    let parameters = Sources::<B, C>::of_module(module);
+    let parameters = Parameters::<B>::of::<C>(module);
     let tracked = Sources::<B, C>::of_inputs(inputs.clone());
+    let anchor = parameters.anchor();
     if let Some(device) = parameters.elsewhere.or(tracked.elsewhere) {
         return Err(Error::Backend { segment: segment.name, device });
     }
@@ -69,7 +81,8 @@ where
     let seed = segment.draw();
     let outputs = {
         let inputs = inputs.clone().map(&mut Untracked);
-        segment.seeded(seed, 0, || f(&module.clone().no_grad(), inputs))
+        let module = segment.filled(module.clone(), 0)?.no_grad();
+        segment.seeded(seed, 0, || f(&module, inputs))
     };
     let mut seen = Outputs::default();
     let outputs = outputs.map(&mut seen);
@@ -84,7 +97,7 @@ where
     let (of_module, of_inputs, expected) = (parameters.all, tracked.all, seen.described);
     let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
-        let module = snapshot.train().map(&mut Restrategize(segment.strategy));
+        let module = segment.filled(snapshot.train(), 1)?.map(&mut Restrategize(segment.strategy));
         let inputs = saved.restore(segment.device());
         let mut leaves = Leaves::<B, C>::of(of_inputs);
         let inputs = inputs.map(&mut leaves);
@@ -93,16 +106,18 @@ where
         let mut roots = Roots::<B, C>::given(given);
         let _ = outputs.map(&mut roots);
         compare(&segment.name, &roots.described, &expected)?;
-        let mut inner = backward::<B, C>(roots);
+        let source = segment.source.as_ref().map(|source| &source.parameters);
+        let sums = Sums::<B, C>::so_far(&module, &of_module, (outer, source), &roots)?;
+        let mut inner = backward::<B, C>(roots, sums);
         leaves.register(inner.as_mut(), outer);
         if let Some(inner) = &mut inner {
-            let mut push = Push::<B, C>::new(inner, of_module);
+            let mut push = Push::<B, C>::new(inner, of_module, source);
             module.visit(&mut push);
-            push.register(outer);
+            push.register(outer)?;
         }
         Ok(())
     };
-    let guards = tracked.guards.into_iter().chain(parameters.guards).collect();
+    let guards = tracked.guards.into_iter().chain(anchor).collect();
     let Ok(token) = Tensor::<1>::zeros([1], &device).try_into_primitive::<B>() else {
         return Err(Error::Backend { segment: name, device: format!("{device:?}") });
     };

@@ -2,8 +2,9 @@
 
 use burn::module::Module;
 
-use super::segments::{Mode, Plan};
+use super::segments::{Mode, Plan, PlanSegment};
 use crate::Error;
+use crate::stream::{Source, Streamed};
 use crate::autograd::{Checkpoint, Tensors, derive, devices_of, draw};
 
 /// Blocks that run one after the other, as a [`Plan`] says.
@@ -33,12 +34,13 @@ pub struct Chain<B> {
     blocks: Vec<B>,
     deterministic: bool,
     name: Option<String>,
+    streamed: Option<Streamed>,
 }
 
 impl<B: Module + 'static> Chain<B> {
     /// A chain of `blocks`, first to last. It holds handles to their parameters, not copies.
     pub fn new<'a>(blocks: impl IntoIterator<Item = &'a B>) -> Self {
-        Self { blocks: blocks.into_iter().cloned().collect(), deterministic: false, name: None }
+        Self { blocks: blocks.into_iter().cloned().collect(), deterministic: false, name: None, streamed: None }
     }
 
     /// Promises that no block draws random numbers; see [`Checkpoint::deterministic`].
@@ -50,6 +52,12 @@ impl<B: Module + 'static> Chain<B> {
     /// Sets the name that errors give the chain.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// Says where the parameters of streamed blocks are. A plan must stream all of these blocks.
+    pub fn streamed(mut self, parameters: &Streamed) -> Self {
+        self.streamed = Some(parameters.clone());
         self
     }
 
@@ -70,7 +78,7 @@ impl<B: Module + 'static> Chain<B> {
     /// Passes `x` through all blocks; `f` runs one block.
     ///
     /// # Errors
-    /// [`Error::PlanLength`] and those of [`Checkpoint::run`].
+    /// [`Error::PlanLength`], [`Error::NoStore`] for a plan that streams and a chain without a store, and those of [`Checkpoint::run`].
     ///
     /// # Panics
     /// In the backward pass, as [`Checkpoint::run`].
@@ -85,7 +93,7 @@ impl<B: Module + 'static> Chain<B> {
         let devices = if self.deterministic { vec![] } else { devices_of(&self.blocks, x.clone()) };
         let random = devices.first().map(draw).map(|seed| (seed, devices));
         let mut x = x;
-        for segment in plan.segments() {
+        for (index, segment) in plan.segments().iter().enumerate() {
             let (f, random, start) = (f.clone(), random.clone(), segment.blocks.start);
             let all = move |blocks: &Vec<B>, x: X| {
                 blocks.iter().enumerate().fold(x, |x, (index, block)| {
@@ -105,6 +113,16 @@ impl<B: Module + 'static> Chain<B> {
                 Mode::Plain => all(&blocks, x),
                 Mode::Recompute => segment_of().run(&blocks, x, all)?,
                 Mode::Offload => segment_of().offload().run(&blocks, x, all)?,
+                Mode::Stream => {
+                    let streamed = self.streamed.as_ref().ok_or_else(|| Error::NoStore { plan: plan.to_string() })?;
+                    let read = |segment: Option<&PlanSegment>| match segment {
+                        Some(PlanSegment { blocks, mode: Mode::Stream }) => streamed.values_of(&self.blocks[blocks.clone()]),
+                        _ => vec![],
+                    };
+                    let before = index.checked_sub(1).and_then(|before| plan.segments().get(before));
+                    let neighbours = [read(plan.segments().get(index + 1)), read(before)];
+                    segment_of().streamed(Source { parameters: streamed.clone(), neighbours }).run(&blocks, x, all)?
+                }
             };
         }
         if let Some((seed, devices)) = random {

@@ -16,8 +16,20 @@ pub struct Cost {
     pub workspace: u64,
     /// Bytes of its parameters' gradients.
     pub gradients: u64,
+    /// Bytes of its parameters.
+    pub parameters: u64,
+    /// Bytes of the optimizer state of its parameters, and of the sums of their gradients if these exist throughout a step.
+    pub state: u64,
     /// Seconds of its forward pass.
     pub forward: f64,
+}
+
+impl Cost {
+    /// Bytes that a step reads from a store and writes to it when the block is streamed: its parameters for both passes, its gradients, and
+    /// all of them with the optimizer's state for the update.
+    pub fn traffic(&self) -> u64 {
+        6 * self.parameters + 2 * self.state
+    }
 }
 
 /// Memory and time of a chain of blocks, and the memory that is in use beside them.
@@ -25,12 +37,14 @@ pub struct Cost {
 pub struct ChainCost {
     /// The blocks, first to last.
     pub blocks: Vec<Cost>,
-    /// Bytes in use throughout: parameters, optimizer state.
+    /// Bytes in use throughout when no block is streamed: parameters and optimizer state, those of the blocks included.
     pub resident: u64,
     /// Peak bytes of the layers after the chain: the head, the loss.
     pub head: u64,
     /// Seconds to move a byte to the host and back; none when no input may be offloaded.
     pub transfer: Option<f64>,
+    /// Seconds to move a byte to a store or from it; none when no block may be streamed.
+    pub store: Option<f64>,
 }
 
 /// Peak memory and extra time of a step under a plan.
@@ -73,23 +87,35 @@ impl ChainCost {
         self
     }
 
+    /// Allows blocks to be streamed, at `seconds` per byte of their [traffic](Cost::traffic).
+    pub fn with_store(mut self, seconds: f64) -> Self {
+        self.store = Some(seconds);
+        self
+    }
+
     /// Checks that times are numbers of at least 0, and that all of them, and all bytes, can be added up.
     ///
     /// # Errors
     /// [`Error::InvalidCost`].
     pub fn check(&self) -> Result<(), Error> {
         const EXPECTED: &str = "at least 0, and all together below 1e6 seconds";
-        let transfer = self.transfer.unwrap_or(0.0);
+        let (transfer, store) = (self.transfer.unwrap_or(0.0), self.store.unwrap_or(0.0));
         let mut total = 0.0;
         for cost in &self.blocks {
-            for (field, value) in [("forward time", cost.forward), ("transfer time", cost.input as f64 * transfer)] {
+            let times = [
+                ("forward time", cost.forward),
+                ("transfer time", cost.input as f64 * transfer),
+                ("store time", cost.traffic() as f64 * store),
+            ];
+            for (field, value) in times {
                 total += value;
                 if value.is_nan() || value < 0.0 || total >= 1e6 {
                     return Err(Error::InvalidCost { field, value, expected: EXPECTED });
                 }
             }
         }
-        let bytes = self.blocks.iter().flat_map(|cost| [cost.input, cost.saved, cost.workspace, cost.gradients]);
+        let of = |cost: &Cost| [cost.input, cost.saved, cost.workspace, cost.gradients, cost.parameters, cost.state];
+        let bytes = self.blocks.iter().flat_map(of);
         let total: f64 = bytes.chain([self.resident, self.head]).map(|bytes| bytes as f64).sum();
         if total >= 1e18 {
             return Err(Error::InvalidCost { field: "sum of all bytes", value: total, expected: "less than 1e18" });
@@ -104,6 +130,8 @@ impl ChainCost {
     /// 2. The head runs with all of these in use.
     /// 3. In the backward pass, from the last segment to the first, a segment needs its activations beside the bytes of the
     ///    segments before it and the parameter gradients computed so far.
+    /// 4. Parameters, state and gradients of streamed blocks are not in use, except that a streamed segment needs its parameters, as many
+    ///    bytes again for those of the segment that is read ahead, and its gradients.
     ///
     /// # Errors
     /// [`Error::PlanLength`], [`Error::InvalidCost`].
@@ -112,7 +140,8 @@ impl ChainCost {
         if plan.blocks() != self.blocks.len() {
             return Err(Error::PlanLength { plan: plan.blocks(), chain: self.blocks.len() });
         }
-        let sums = Sums::new(self);
+        let left = self.left_by(plan);
+        let sums = Sums::new(&left);
         let (mut held, mut peak, mut extra) = (0, 0, 0);
         for PlanSegment { blocks, mode } in plan.segments() {
             let parts: Vec<_> = match mode {
@@ -121,7 +150,10 @@ impl ChainCost {
                 _ => vec![blocks.clone()],
             };
             for part in parts {
-                let step = sums.step(part.start, part.end, *mode);
+                let step = match mode {
+                    Mode::Stream => self.streamed(&sums, part.clone()),
+                    _ => sums.step(part.start, part.end, *mode),
+                };
                 peak = peak.max(held + step.needs);
                 held += step.holds;
                 extra += step.extra;
@@ -149,6 +181,8 @@ pub(crate) struct Sums<'a> {
     forward: Vec<Picoseconds>,
     /// Gradient bytes of all blocks from one on.
     gradients: Vec<u64>,
+    /// The blocks that are streamed.
+    streamed: Vec<Option<Step>>,
 }
 
 impl<'a> Sums<'a> {
@@ -165,7 +199,17 @@ impl<'a> Sums<'a> {
         for (index, block) in cost.blocks.iter().enumerate().rev() {
             gradients[index] = gradients[index + 1] + block.gradients;
         }
-        Self { cost, saved, forward, gradients }
+        Self { cost, saved, forward, gradients, streamed: vec![None; cost.blocks.len()] }
+    }
+
+    /// Streams blocks, each as a segment.
+    pub(crate) fn stream(&mut self, blocks: impl IntoIterator<Item = (usize, Step)>) {
+        blocks.into_iter().for_each(|(block, step)| self.streamed[block] = Some(step));
+    }
+
+    /// A block's segment if the block is streamed.
+    pub(crate) fn streamed(&self, block: usize) -> Option<Step> {
+        self.streamed[block]
     }
 
     /// The blocks from `from` to `to` as one segment.
@@ -182,7 +226,8 @@ impl<'a> Sums<'a> {
         let again = self.forward[to] - self.forward[from];
         match mode {
             Mode::Plain => Step { holds: activations, needs: around + activations, extra: 0 },
-            Mode::Recompute => Step { holds: input, needs: around + input + activations, extra: again },
+            // What is streamed is added by `ChainCost::streamed`.
+            Mode::Recompute | Mode::Stream => Step { holds: input, needs: around + input + activations, extra: again },
             Mode::Offload => {
                 let transfer = picoseconds(input as f64 * self.cost.transfer.unwrap_or(0.0));
                 Step { holds: 0, needs: around + input + activations, extra: again + transfer }
@@ -199,8 +244,11 @@ impl<'a> Sums<'a> {
         self.cost.blocks.len()
     }
 
-    /// Bytes that a block holds when it is plain, and the time of its forward pass.
+    /// Bytes that a block holds when it is plain, and the time of its forward pass. None for a block that is streamed.
     pub(crate) fn block(&self, block: usize) -> (u64, Picoseconds) {
+        if self.streamed[block].is_some() {
+            return (0, 0);
+        }
         (self.saved[block + 1] - self.saved[block], self.forward[block + 1] - self.forward[block])
     }
 

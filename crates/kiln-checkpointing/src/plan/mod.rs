@@ -5,6 +5,7 @@ mod cost;
 mod measure;
 mod segments;
 mod solve;
+mod stream;
 mod text;
 
 pub use chain::Chain;

@@ -16,6 +16,9 @@ pub enum Mode {
     Recompute,
     /// Keeps its input in host memory, and runs again in the backward pass.
     Offload,
+    /// Keeps its input, and runs again in the backward pass. Its parameters are read from a store for each of the two passes, and their
+    /// gradients are added to sums there: see [`Streamed`](crate::Streamed).
+    Stream,
 }
 
 /// Consecutive blocks that are run in one mode.
@@ -77,6 +80,18 @@ impl Plan {
     /// [`Error::EmptySegment`] when `length` is 0.
     pub fn offload(blocks: usize, length: usize) -> Result<Self, Error> {
         Self::uniform(blocks, length, Mode::Offload)
+    }
+
+    /// Segments of `length` blocks, all of them streamed; the last may be shorter.
+    ///
+    /// # Errors
+    /// [`Error::EmptySegment`] when `length` is 0.
+    pub fn stream(blocks: usize, length: usize) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptySegment);
+        }
+        let segment = |from| PlanSegment { blocks: from..blocks.min(from + length), mode: Mode::Stream };
+        Ok(Self::new((0..blocks).step_by(length).map(segment)))
     }
 
     /// Segments of the length that needs the least memory when all blocks are alike: sqrt(n a / s) for n blocks with an

@@ -16,14 +16,17 @@ const KEPT: usize = 256;
 /// (Beaumont et al. 2019 discretise the bytes instead). A segment fits if its peak and the bytes held before it are within the budget
 /// together.
 ///
-/// Chains of up to 64 blocks are solved exactly; of the fastest plans, the one with the least peak is returned. Longer chains
+/// Where blocks [may be streamed](ChainCost::with_store), the search is repeated with more and more blocks streamed, one by one, in the order
+/// of the bytes that leave memory for each second. So there is a plan down to the memory of the largest block.
+///
+/// Chains of up to 64 blocks are solved exactly, apart from the choice of streamed blocks; of the fastest plans, the one with the least peak is returned. Longer chains
 /// keep at most 256 partial plans per block, spread over the bytes held: the plan is within the budget, and may be slightly
 /// slower than the fastest.
 ///
 /// ```
 /// use kiln_checkpointing::{ChainCost, Cost, solve};
 ///
-/// let block = Cost { input: 10, saved: 100, workspace: 0, gradients: 0, forward: 1e-3 };
+/// let block = Cost { input: 10, saved: 100, forward: 1e-3, ..Cost::default() };
 /// let chain = ChainCost::new(vec![block; 8]);
 /// let plan = solve(&chain, 500)?; // plain would take 800 bytes
 /// assert!(chain.simulate(&plan)?.peak <= 500);
@@ -35,22 +38,37 @@ const KEPT: usize = 256;
 /// [`Error::Infeasible`] with the least possible peak, [`Error::InvalidCost`].
 pub fn solve(costs: &ChainCost, budget: u64) -> Result<Plan, Error> {
     costs.check()?;
-    let sums = Sums::new(costs);
-    let Some((plan, time)) = fastest(&sums, budget, Picoseconds::MAX, Some(KEPT)) else {
-        return Err(Error::Infeasible { budget, least: least_peak(&sums) });
-    };
-    if sums.blocks() > EXACT {
-        return Ok(plan);
-    }
-    // The time of a plan that fits bounds the exact search, which otherwise takes ten times as long.
-    let Some((mut plan, time)) = fastest(&sums, budget, time, None) else { return Ok(plan) };
-    loop {
-        let below = costs.simulate(&plan)?.peak.saturating_sub(1);
-        match fastest(&sums, below, time, None) {
-            Some((lower, _)) => plan = lower,
-            None => return Ok(plan),
+    let mut best: Option<(Plan, Picoseconds, Vec<usize>)> = None;
+    for streamed in costs.streamable() {
+        let limit = best.as_ref().map_or(Picoseconds::MAX, |(_, time, _)| time.saturating_sub(1));
+        if let Some((plan, time)) = costs.with_streamed(&streamed, |sums| fastest_within(sums, budget, limit)) {
+            best = Some((plan, time, streamed));
         }
     }
+    let Some((mut plan, time, streamed)) = best else {
+        return Err(Error::Infeasible { budget, least: least(costs)? });
+    };
+    while plan.blocks() <= EXACT {
+        let below = costs.simulate(&plan)?.peak.saturating_sub(1);
+        match costs.with_streamed(&streamed, |sums| fastest(sums, below, time, None)) {
+            Some((lower, _)) => plan = lower,
+            None => break,
+        }
+    }
+    Ok(plan)
+}
+
+/// The fastest plan within a budget that adds at most `limit` of time, exactly for short chains.
+fn fastest_within(sums: &Sums, budget: u64, limit: Picoseconds) -> Option<(Plan, Picoseconds)> {
+    // The time of a plan that fits bounds the exact search, which otherwise takes ten times as long.
+    let first = fastest(sums, budget, limit, Some(KEPT));
+    if sums.blocks() > EXACT {
+        return first;
+    }
+    let limit = first.as_ref().map_or(limit, |(_, time)| *time);
+    // Without a limit, an exact search would find nothing that the first one has not found.
+    let exact = (limit < Picoseconds::MAX).then(|| fastest(sums, budget, limit, None)).flatten();
+    exact.or(first)
 }
 
 /// The least peak that any plan of this chain has.
@@ -59,7 +77,8 @@ pub fn solve(costs: &ChainCost, budget: u64) -> Result<Plan, Error> {
 /// [`Error::InvalidCost`].
 pub fn least(costs: &ChainCost) -> Result<u64, Error> {
     costs.check()?;
-    Ok(least_peak(&Sums::new(costs)))
+    let all = costs.streamable().into_iter().map(|streamed| costs.with_streamed(&streamed, least_peak));
+    Ok(all.min().unwrap_or(u64::MAX))
 }
 
 /// A partial plan up to some block.
@@ -114,9 +133,12 @@ fn fastest(sums: &Sums, budget: u64, limit: Picoseconds, ranges: Option<usize>) 
 
 /// All segments that end before block `to`.
 fn segments(sums: &Sums, to: usize, see: &mut dyn FnMut(usize, Mode, Step)) {
+    if let Some(step) = sums.streamed(to - 1) {
+        return see(to - 1, Mode::Stream, step);
+    }
     see(to - 1, Mode::Plain, sums.step(to - 1, to, Mode::Plain));
     let mut workspace = 0;
-    for from in (0..to).rev() {
+    for from in (0..to).rev().take_while(|from| sums.streamed(*from).is_none()) {
         workspace = sums.workspace(from).max(workspace);
         see(from, Mode::Recompute, sums.step_with(from, to, Mode::Recompute, workspace));
         if sums.offloads() {
@@ -257,7 +279,7 @@ mod tests {
             head in 0u64..40, share in 0.2f64..1.0, offload in any::<bool>(),
         ) {
             let cost = |(input, saved, workspace, gradients, forward)| {
-                Cost { input, saved, workspace, gradients, forward: f64::from(forward) * 1e-3 }
+                Cost { input, saved, workspace, gradients, forward: f64::from(forward) * 1e-3, ..Cost::default() }
             };
             let costs = ChainCost::new(blocks.into_iter().map(cost).collect()).with_head(head);
             let costs = if offload { costs.with_transfer(3e-4) } else { costs };

@@ -11,6 +11,7 @@ impl Plan {
     /// - `none`: [`Plan::none`];
     /// - `every:K`: [`Plan::every`] with segments of K blocks;
     /// - `offload` or `offload:K`: [`Plan::offload`] with segments of 1 or K blocks;
+    /// - `stream` or `stream:K`: [`Plan::stream`] with segments of 1 or K blocks;
     /// - a list of all segments, such as `0..3 recompute, 3..8 plain`.
     ///
     /// `Display` writes the same forms: the parsed text of a plan is that plan.
@@ -32,8 +33,10 @@ impl Plan {
         match text.trim().split_once(':') {
             None if text.trim() == "none" => return Ok(Self::none(blocks)),
             None if text.trim() == "offload" => return Self::offload(blocks, 1),
+            None if text.trim() == "stream" => return Self::stream(blocks, 1),
             Some(("every", length)) => return Self::every(blocks, length.parse().map_err(|_| unknown())?),
             Some(("offload", length)) => return Self::offload(blocks, length.parse().map_err(|_| unknown())?),
+            Some(("stream", length)) => return Self::stream(blocks, length.parse().map_err(|_| unknown())?),
             _ => {}
         }
         let segments: Option<Vec<PlanSegment>> = text.split(',').map(segment).collect();
@@ -67,8 +70,12 @@ impl Plan {
                 _ if uniform && longest == run[0].blocks.len() => format!(" in segments of {longest}"),
                 (count, _) => format!(" in {count} segments of {shortest} to {longest}"),
             };
-            let from = if run[0].mode == Mode::Offload { " from inputs in host memory" } else { "" };
-            parts.push(format!("{blocks} recomputed{how}{from}"));
+            let (done, from) = match run[0].mode {
+                Mode::Offload => ("recomputed", " from inputs in host memory"),
+                Mode::Stream => ("streamed", " from a store"),
+                Mode::Plain | Mode::Recompute => ("recomputed", ""),
+            };
+            parts.push(format!("{blocks} {done}{how}{from}"));
         }
         match parts.is_empty() {
             true => format!("all {} blocks keep their activations", self.blocks()),
@@ -81,7 +88,8 @@ impl Plan {
 fn segment(text: &str) -> Option<PlanSegment> {
     let (blocks, mode) = text.trim().split_once(' ')?;
     let (start, end) = blocks.split_once("..")?;
-    let mode = [Mode::Plain, Mode::Recompute, Mode::Offload].into_iter().find(|known| name(*known) == mode.trim())?;
+    let modes = [Mode::Plain, Mode::Recompute, Mode::Offload, Mode::Stream];
+    let mode = modes.into_iter().find(|known| name(*known) == mode.trim())?;
     Some(PlanSegment { blocks: start.parse().ok()?..end.parse().ok()?, mode })
 }
 
@@ -90,6 +98,7 @@ fn name(mode: Mode) -> &'static str {
         Mode::Plain => "plain",
         Mode::Recompute => "recompute",
         Mode::Offload => "offload",
+        Mode::Stream => "stream",
     }
 }
 
@@ -104,6 +113,8 @@ impl fmt::Display for Plan {
             write!(f, "every:{length}")
         } else if Self::offload(self.blocks(), length).as_ref() == Ok(self) {
             if length == 1 { f.write_str("offload") } else { write!(f, "offload:{length}") }
+        } else if Self::stream(self.blocks(), length).as_ref() == Ok(self) {
+            if length == 1 { f.write_str("stream") } else { write!(f, "stream:{length}") }
         } else {
             list(self, f)
         }
@@ -124,7 +135,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_plan() -> impl Strategy<Value = Plan> {
-        let modes = prop_oneof![Just(Mode::Plain), Just(Mode::Recompute), Just(Mode::Offload)];
+        let modes = prop_oneof![Just(Mode::Plain), Just(Mode::Recompute), Just(Mode::Offload), Just(Mode::Stream)];
         prop::collection::vec((1usize..5, modes), 0..8).prop_map(|lengths| {
             let mut start = 0;
             Plan::new(lengths.into_iter().map(|(length, mode)| {
@@ -138,7 +149,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_text_of_a_plan_is_parsed_as_that_plan(plan in any_plan(), blocks in 0usize..40, length in 1usize..45) {
-            let uniform = [Plan::every(blocks, length).unwrap(), Plan::offload(blocks, length).unwrap()];
+            let uniform = [Plan::every, Plan::offload, Plan::stream].map(|plan| plan(blocks, length).unwrap());
             for plan in uniform.into_iter().chain([plan]) {
                 let text = plan.to_string();
                 prop_assert_eq!(Plan::parse(&text, plan.blocks()), Ok(plan), "{}", text);
@@ -148,7 +159,7 @@ mod tests {
 
     #[test]
     fn plans_with_a_short_form_are_written_in_it() {
-        for text in ["none", "every:1", "every:5", "offload", "offload:3", "0..3 recompute, 3..12 plain"] {
+        for text in ["none", "every:1", "every:5", "offload", "offload:3", "stream", "stream:5", "0..3 recompute, 3..12 plain"] {
             assert_eq!(Plan::parse(text, 12).unwrap().to_string(), text);
         }
         assert_eq!(Plan::parse("every:12", 12).unwrap().to_string(), "none", "one segment, which is plain");
@@ -175,6 +186,7 @@ mod tests {
             ("every:5", "blocks 0 to 9 of 12 recomputed in segments of 5"),
             ("every:8", "blocks 0 to 7 of 12 recomputed in one segment"),
             ("offload:4", "blocks 0 to 7 of 12 recomputed in segments of 4 from inputs in host memory"),
+            ("stream", "blocks 0 to 11 of 12 streamed one by one from a store"),
             ("0..2 recompute, 2..3 recompute, 3..12 plain", "blocks 0 to 2 of 12 recomputed in segments of 2"),
             ("0..1 recompute, 1..4 recompute, 4..12 plain", "blocks 0 to 3 of 12 recomputed in 2 segments of 1 to 3"),
             (

@@ -8,11 +8,13 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
     LinearConfig, PaddingConfig2d,
 };
+use burn::optim::GradientsParams;
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use kiln_checkpointing::{Chain, Checkpoint, Mode, Plan, PlanSegment, Tensors};
+use kiln_operations::onto;
 
-use crate::support::{alone, bits, float_bits, gradients, input_gradients, leaf};
+use crate::support::{alone, bits, float_bits, gradients, input_gradients, leaf, loss};
 
 const BLOCKS: usize = 6;
 
@@ -31,7 +33,7 @@ fn plans() -> Vec<Plan> {
     [vec![Plan::sqrt(BLOCKS, 1, 2)], written.into(), every.into(), others.into()].concat()
 }
 
-/// All that a pass leaves: outputs, gradients of inputs and parameters, statistics, and the next random numbers.
+/// All that two micro-batches leave: outputs, gradients of inputs, sums of gradients of parameters, statistics, and the next random numbers.
 fn pass<B, X>(
     balanced: bool,
     plan: Option<&Plan>,
@@ -48,13 +50,20 @@ where
     device.seed(1);
     let model = init(&device);
     let x = inputs(&device);
-    device.seed(2);
-    let y = match plan {
-        Some(plan) => Chain::new(&model).run(plan, x.clone(), forward).unwrap(),
-        None => model.iter().fold(x.clone(), |x, block| forward(block, x)),
+    let run = |seed| {
+        device.seed(seed);
+        match plan {
+            Some(plan) => Chain::new(&model).run(plan, x.clone(), forward).unwrap(),
+            None => model.iter().fold(x.clone(), |x, block| forward(block, x)),
+        }
     };
-    let found = gradients(y.clone());
-    let mut all = vec![float_bits(y), input_gradients(x, &found)];
+    let first = run(2);
+    let mut found = gradients(first.clone());
+    let mut all = vec![float_bits(first), input_gradients(x.clone(), &found)];
+    let mut sums = GradientsParams::from_module(&mut found, &model);
+    let second = run(3);
+    all.push(float_bits(second.clone()));
+    let found = onto(loss(second), &model, &mut sums, |_| true).backward();
     all.extend(bits(&model, &found));
     all
 }
@@ -149,7 +158,7 @@ fn blocks_that_share_their_parameters_get_all_of_their_gradients() {
     let forward = |m: &Dense, x: Tensor<2>| gelu(m.norm.forward(m.linear.forward(x.clone()))) + x;
     let run = |plan: &Plan| -> Vec<f32> {
         let all = pass(false, Some(plan), init, |d| normal([5, 8], d), forward);
-        all[2].iter().map(|bits| f32::from_bits(*bits)).collect()
+        all[3].iter().map(|bits| f32::from_bits(*bits)).collect()
     };
     let plain = run(&Plan::none(BLOCKS));
     let largest = plain.iter().fold(0f32, |largest, value| largest.max(value.abs()));

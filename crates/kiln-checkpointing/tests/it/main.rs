@@ -7,6 +7,7 @@ mod conformance;
 mod picture;
 mod segments;
 mod solver;
+mod streamed;
 mod support;
 
 /// Counts the bytes of all tests: each of them takes its turn, see [`support::alone`].

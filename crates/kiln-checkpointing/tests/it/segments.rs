@@ -8,10 +8,11 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Linear, Linea
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor};
-use kiln_checkpointing::{Checkpoint, Error, checkpoint};
+use kiln_checkpointing::{Chain, Checkpoint, Error, Plan, checkpoint};
+use kiln_operations::onto;
 
 use crate::HEAP;
-use crate::support::{alone, bits, float_bits, gradients, input_gradients, leaf};
+use crate::support::{alone, bits, float_bits, gradients, input_gradients, leaf, loss};
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -288,4 +289,30 @@ fn offloaded_inputs_come_back_in_their_dtype() {
     let found = gradients(offloaded);
     let all = |found| (bits(&model, found), input_gradients(x.clone(), found));
     assert!(all(&found) == all(&plain));
+}
+
+/// The most bytes above those before, while a second micro-batch of `layers` is added to the sums of the first.
+fn peak_of_a_second_micro_batch(layers: &[Linear], plan: &Plan, own_sums: bool) -> usize {
+    let layers = layers.to_vec();
+    let x = Tensor::<2>::random([2, 128], Distribution::Normal(0.0, 1.0), &device());
+    let run = || Chain::new(&layers).run(plan, x.clone(), |layer, x| gelu(layer.forward(x))).unwrap();
+    let mut sums = GradientsParams::from_grads(loss(run()).backward(), &layers);
+    HEAP.reset_peak();
+    let before = HEAP.live_bytes();
+    match own_sums {
+        true => drop(onto(loss(run()), &layers, &mut sums, |_| true).backward()),
+        false => drop(loss(run()).backward()),
+    }
+    HEAP.peak_bytes() - before
+}
+
+#[test]
+fn a_gradient_beside_its_sum_is_that_of_one_parameter() {
+    let _alone = alone();
+    let layers: Vec<_> = (0..16).map(|_| LinearConfig::new(128, 128).init(&device())).collect();
+    let one = 4 * 128 * 128;
+    for plan in [Plan::none(16), Plan::every(16, 1).unwrap(), Plan::every(16, 16).unwrap()] {
+        let peaks = [true, false].map(|own_sums| peak_of_a_second_micro_batch(&layers, &plan, own_sums));
+        assert!(peaks[0] < 4 * one && peaks[1] > 15 * one, "{plan}: {peaks:?}, a weight has {one} bytes");
+    }
 }

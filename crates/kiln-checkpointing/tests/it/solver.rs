@@ -1,6 +1,6 @@
 //! The solver against brute force, and its promises on chains too long for that.
 
-use kiln_checkpointing::{ChainCost, Cost, Error, Mode, Plan, PlanCost, least, solve};
+use kiln_checkpointing::{ChainCost, Cost, Error, Mode, Plan, PlanCost, PlanSegment, least, solve};
 use proptest::prelude::*;
 
 use crate::support::alone;
@@ -8,7 +8,8 @@ use crate::support::alone;
 fn chain(length: impl Into<proptest::collection::SizeRange>, offload: bool) -> impl Strategy<Value = ChainCost> {
     let cost =
         (1u64..20, 0u64..50, 0u64..10, 0u64..6, 0u32..9).prop_map(|(input, saved, workspace, gradients, forward)| {
-            Cost { input, saved: saved + input, workspace, gradients, forward: f64::from(forward) * 1e-3 }
+            let forward = f64::from(forward) * 1e-3;
+            Cost { input, saved: saved + input, workspace, gradients, forward, ..Cost::default() }
         });
     let transfer = if offload { prop::option::of(Just(3e-4)).boxed() } else { Just(None).boxed() };
     let blocks = prop::collection::vec(cost, length);
@@ -17,6 +18,7 @@ fn chain(length: impl Into<proptest::collection::SizeRange>, offload: bool) -> i
         resident,
         head,
         transfer,
+        store: None,
     })
 }
 
@@ -109,10 +111,86 @@ proptest! {
     }
 }
 
+/// A chain whose blocks may be streamed; `alike` makes all blocks like the first.
+fn stored(length: impl Into<proptest::collection::SizeRange>, alike: bool) -> impl Strategy<Value = ChainCost> {
+    (chain(length, false), prop::collection::vec((1u64..30, 0u64..60), 40), 1e-5f64..1e-2).prop_map(move |(mut costs, sizes, store)| {
+        let first = costs.blocks[0];
+        for (cost, (parameters, state)) in costs.blocks.iter_mut().zip(&sizes) {
+            (cost.parameters, cost.state) = (*parameters, *state);
+            if alike {
+                *cost = Cost { parameters: sizes[0].0, state: sizes[0].1, ..first };
+            }
+        }
+        costs.resident += costs.blocks.iter().map(|cost| cost.parameters + cost.state).sum::<u64>();
+        costs.with_store(store)
+    })
+}
+
+/// Every plan whose streamed segments have one block.
+fn with_streamed(blocks: usize) -> Vec<Plan> {
+    let all = plans(blocks, true);
+    let streamed = all.into_iter().map(|plan| {
+        let segments = Vec::from(plan).into_iter().map(|segment| match segment.mode {
+            Mode::Offload => PlanSegment { mode: Mode::Stream, ..segment },
+            _ => segment,
+        });
+        Plan::try_from(segments.collect::<Vec<_>>()).unwrap()
+    });
+    let one = |plan: &Plan| plan.segments().iter().all(|segment| segment.mode != Mode::Stream || segment.blocks.len() == 1);
+    streamed.filter(one).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn alike_blocks_are_streamed_as_in_the_fastest_plan(costs in stored(1..5usize, true), share in 0.1f64..1.2) {
+        let _alone = alone();
+        let budget = (costs.simulate(&Plan::none(costs.blocks.len())).unwrap().peak as f64 * share) as u64;
+        let all: Vec<_> = with_streamed(costs.blocks.len()).iter().map(|plan| costs.simulate(plan).unwrap()).collect();
+        let fastest = all.iter().filter(|outcome| outcome.peak <= budget).map(|outcome| outcome.extra).min_by(f64::total_cmp);
+        match solve(&costs, budget) {
+            Ok(plan) => {
+                let found = costs.simulate(&plan).unwrap();
+                prop_assert!(found.peak <= budget);
+                prop_assert!(found.extra <= fastest.unwrap() + 1e-9, "{plan}: {} against {fastest:?}", found.extra);
+            }
+            Err(Error::Infeasible { least, .. }) => {
+                prop_assert!(least > budget);
+                prop_assert_eq!(least, all.iter().map(|outcome| outcome.peak).min().unwrap());
+            }
+            Err(error) => prop_assert!(false, "{error}"),
+        }
+    }
+
+    #[test]
+    fn there_is_a_plan_down_to_the_memory_of_the_largest_block(costs in stored(1..40usize, false), share in 0.0f64..1.0) {
+        let _alone = alone();
+        let blocks = costs.blocks.len();
+        let [streamed, plain] = [Plan::stream(blocks, 1).unwrap(), Plan::none(blocks)].map(|plan| costs.simulate(&plan).unwrap());
+        let low = least(&costs).unwrap();
+        prop_assert!(low <= streamed.peak);
+        let outside = costs.resident - costs.blocks.iter().map(|cost| cost.parameters + cost.state).sum::<u64>();
+        let largest = costs.blocks.iter().map(|cost| cost.saved + cost.workspace + 2 * cost.parameters + cost.gradients).max();
+        let inputs: u64 = costs.blocks.iter().map(|cost| 2 * cost.input).sum();
+        prop_assert!(low <= outside + inputs + largest.unwrap().max(costs.head));
+        let budget = low + (plain.peak.saturating_sub(low) as f64 * share) as u64;
+        let found = costs.simulate(&solve(&costs, budget).unwrap()).unwrap();
+        prop_assert!(found.peak <= budget);
+        if streamed.peak <= budget {
+            prop_assert!(found.extra <= streamed.extra);
+        }
+        let memory = ChainCost { store: None, ..costs.clone() };
+        if let Ok(plan) = solve(&memory, budget) {
+            prop_assert!(found.extra <= costs.simulate(&plan).unwrap().extra);
+        }
+    }
+}
+
 #[test]
 fn a_thousand_alike_blocks_are_at_least_as_good_as_the_best_uniform_segments() {
     let _alone = alone();
-    let block = Cost { input: 1 << 20, saved: 24 << 20, workspace: 0, gradients: 0, forward: 1e-3 };
+    let block = Cost { input: 1 << 20, saved: 24 << 20, forward: 1e-3, ..Cost::default() };
     let costs = ChainCost::new(vec![block; 1000]);
     let plan = solve(&costs, 12_000 << 20).unwrap();
     let outcome = costs.simulate(&plan).unwrap();
@@ -126,7 +204,7 @@ fn a_thousand_alike_blocks_are_at_least_as_good_as_the_best_uniform_segments() {
 #[test]
 fn impossible_costs_and_budgets_are_refused() {
     let _alone = alone();
-    let block = Cost { input: 5, saved: 10, workspace: 1, gradients: 2, forward: 1.0 };
+    let block = Cost { input: 5, saved: 10, workspace: 1, gradients: 2, forward: 1.0, ..Cost::default() };
     let costs = ChainCost::new(vec![block; 4]).with_resident(100).with_head(7);
     let error = solve(&costs, 100).unwrap_err();
     let Error::Infeasible { budget: 100, least } = error else { panic!("{error}") };

@@ -37,6 +37,11 @@ pub(crate) fn float_bits(tensors: impl Tensors) -> Vec<u32> {
 
 /// Gradients of a loss that weighs every output element differently.
 pub(crate) fn gradients(outputs: impl Tensors) -> Gradients {
+    loss(outputs).backward()
+}
+
+/// A loss that weighs every output element differently.
+pub(crate) fn loss(outputs: impl Tensors) -> Tensor<1> {
     struct Loss(Option<Tensor<1>>);
     impl TensorMap for Loss {
         fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
@@ -53,7 +58,7 @@ pub(crate) fn gradients(outputs: impl Tensors) -> Gradients {
     }
     let mut loss = Loss(None);
     let _ = outputs.map(&mut loss);
-    loss.0.unwrap().backward()
+    loss.0.unwrap()
 }
 
 /// Bits of the gradients of the inputs that have one.

@@ -83,7 +83,7 @@ impl MultiHeadAttention {
         let ([_, _, width], [expected, _]) = (x.dims(), self.qkv.weight.dims());
         same_size(("the last dimension of the input", width), ("the width of the module", expected))?;
         let (mut options, device) = (options.into(), x.device());
-        let result = result_device(device.clone(), [self.qkv.weight.val().device()]);
+        let result = result_device(device.clone(), [self.qkv.weight.device()]);
         let training = self.dropout.training.is_enabled() && result.is_autodiff();
         if training && self.dropout.prob > 0.0 && !options.drops() {
             let seeds = Distribution::Uniform(0.0, f64::from(i32::MAX));

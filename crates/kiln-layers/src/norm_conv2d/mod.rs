@@ -119,7 +119,7 @@ pub fn conv2d_batch_norm_activated(
     x: Tensor<4>,
 ) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
-    let device = result_device(x.device(), [conv.weight.val().device()]);
+    let device = result_device(x.device(), [conv.weight.device()]);
     let pass = after(&convolution, norm, &x, &device, activation)?;
     let operation = Conv2dNorm { geometry: convolution.geometry, norm: pass.settings };
     let inputs = [x.into_dispatch(), convolution.weight, convolution.bias].into_iter().chain(pass.channels).collect();
@@ -160,7 +160,7 @@ pub fn residual_end(
 ) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
     let pass = Pass::of(norm, &x, NormActivation::Relu)?;
-    let device = result_device(x.device(), [norm.gamma.val().device(), conv.weight.val().device()]);
+    let device = result_device(x.device(), [norm.gamma.device(), conv.weight.device()]);
     let last = after(&convolution, last_norm, &x, &device, NormActivation::Relu)?;
     if norm.gamma.id == last_norm.gamma.id {
         let expected = "another module than the first norm";

@@ -55,15 +55,15 @@ impl InFlight {
     /// Micro-batches run one after the other.
     pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX };
 
-    /// The peak of the passes of several micro-batches. `one` is the peak of one micro-batch, `kept` the bytes that one keeps between its
-    /// passes, and `sums` the bytes of the sums of gradients.
-    fn peak(self, one: u64, kept: u64, sums: u64) -> u64 {
+    /// The peak of the passes of several micro-batches. `one` is the peak of one micro-batch, `first` that of one without sums of gradients
+    /// before it, and `kept` the bytes that one keeps between its passes.
+    fn peak(self, one: u64, first: u64, kept: u64) -> u64 {
         let waiting = |others: usize| kept.saturating_mul(others as u64);
         match self.most {
             0 | 1 => one,
             // All micro-batches wait when the first backward pass begins, and the sums are made at its end.
             most if most >= self.micro_batches => {
-                let first = one.saturating_sub(sums).saturating_add(waiting(most - 1));
+                let first = first.saturating_add(waiting(most - 1));
                 first.max(one.saturating_add(waiting(most - 2)))
             }
             most => one.saturating_add(waiting(most - 1)),
@@ -93,7 +93,9 @@ impl StepTrace {
             |phase: Range<usize>| live[phase.start - start..phase.end - start].iter().copied().max().unwrap_or(0);
         let mut stage = self.held(&layout, profile);
         stage.activation_bytes += profile.operation_bytes * (backward - start) as u64;
-        stage.passes_peak_bytes = in_flight.peak(most(start..update), stage.activation_bytes, stage.gradient_bytes);
+        let first = live.iter().zip(self.sums_alive(&layout, profile)).take(update - start);
+        let first = first.map(|(live, sums)| live.saturating_sub(sums)).max().unwrap_or(0);
+        stage.passes_peak_bytes = in_flight.peak(most(start..update), first, stage.activation_bytes);
         stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
         stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
         let clock = Clock::new(self, &sizes, profile);
@@ -102,6 +104,20 @@ impl StepTrace {
         stage.backward_seconds = seconds(backward..update);
         stage.update_seconds = seconds(update..end);
         Ok(stage)
+    }
+
+    /// Bytes of the sums of gradients of earlier micro-batches at each operation of the step.
+    fn sums_alive(&self, layout: &Layout, profile: &BackendProfile) -> Vec<u64> {
+        let [start, .., end] = self.phases;
+        let mut alive = vec![0; end - start];
+        for block in layout.blocks.iter().filter(|block| (block.born as usize) < start) {
+            let mut roles = layout.tensors_of(block).map(|tensor| self.tensors[tensor as usize].role);
+            if roles.any(|role| role == TraceRole::Gradient) {
+                let until = (block.dies as usize + 1).clamp(start, end) - start;
+                alive[..until].iter_mut().for_each(|bytes| *bytes += profile.taken(block.bytes));
+            }
+        }
+        alive
     }
 
     /// Bytes by the purpose for which they are held.
@@ -148,11 +164,11 @@ mod tests {
 
     #[test]
     fn the_sums_of_gradients_are_made_by_the_first_backward_pass() {
-        let peak = |most, micro_batches| InFlight { most, micro_batches }.peak(100, 30, 10);
-        assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 30, 10)), (100, 100, 100));
+        let peak = |most, micro_batches| InFlight { most, micro_batches }.peak(100, 90, 30);
+        assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 90, 30)), (100, 100, 100));
         assert_eq!((peak(2, 8), peak(4, 8)), (130, 190));
         assert_eq!((peak(2, 2), peak(8, 8)), (120, 300), "all wait, and there are no sums yet");
-        let large_sums = InFlight { most: 2, micro_batches: 2 }.peak(100, 30, 90);
+        let large_sums = InFlight { most: 2, micro_batches: 2 }.peak(100, 10, 30);
         assert_eq!(large_sums, 100, "the second backward pass has the sums, and no other waits");
     }
 }

@@ -1,6 +1,7 @@
 //! Changes that lower the peak of a step: micro-batches, 16-bit precision, recomputing, other optimizers.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use crate::category::Category;
 use crate::error::Error;
@@ -79,15 +80,28 @@ impl StepTrace {
         Ok((part.forward_seconds + part.backward_seconds) * batch as f64 / size as f64 + part.update_seconds)
     }
 
-    /// The step as one of several micro-batches whose gradients are summed.
+    /// The step as one of several micro-batches whose gradients are summed: all sums are alive, and a gradient is added as soon as it is
+    /// made if its parameter is read once.
     fn accumulating(&self, prediction: &Prediction, profile: &BackendProfile) -> LiveCurve {
         let mut curve = LiveCurve::of(prediction, |buffer| buffer.bytes);
-        let [start, _, update, _] = self.phases;
+        let [start, backward, update, _] = self.phases;
         let is_gradient = |tensor: &u32| self.tensors[*tensor as usize].role == TraceRole::Gradient;
         let before = (0..start).flat_map(|index| self.graph.outputs_at(index)).any(is_gradient);
         if !before {
             let sums = self.learned().map(|bytes| profile.taken(bytes)).sum();
-            curve.add(0..=(update - start).saturating_sub(1), sums);
+            let last = (update - start).saturating_sub(1);
+            curve.add(0..=last, sums);
+            let once = self.read_once();
+            let made = (backward..update).flat_map(|index| self.graph.outputs_at(index).iter().map(move |out| (*out, index)));
+            let gradients = made.filter(|(tensor, _)| is_gradient(tensor));
+            let added_at: HashMap<_, _> =
+                gradients.filter_map(|(tensor, index)| Some((self.path_of(tensor as usize)?, index - start))).collect();
+            for buffer in prediction.buffers.iter().filter(|buffer| buffer.category == Category::Gradient) {
+                let path = buffer.path.as_deref().filter(|path| once.contains(path));
+                if let Some(added) = path.and_then(|path| added_at.get(path)).filter(|added| **added < last) {
+                    curve.remove(added + 1..=buffer.dies.min(last), buffer.bytes);
+                }
+            }
         }
         curve
     }

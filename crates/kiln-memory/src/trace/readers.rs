@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::recorder::{Recording, Role};
 use super::step_trace::{StepTrace, TraceRole};
 
 impl StepTrace {
@@ -24,6 +25,38 @@ impl StepTrace {
         }
         readers
     }
+}
+
+impl StepTrace {
+    /// The paths of the parameters that one operation of the forward pass reads: the gradient of each is made at once.
+    pub fn read_once(&self) -> BTreeSet<&str> {
+        let [start, backward, ..] = self.phases;
+        let path = |tensor: u32| match self.tensors[tensor as usize].role {
+            TraceRole::Parameter => self.path_of(tensor as usize),
+            _ => None,
+        };
+        once((start..backward).flat_map(|index| self.graph.inputs_at(index)).filter_map(|input| path(input.tensor)))
+    }
+}
+
+impl Recording {
+    /// See [`StepTrace::read_once`].
+    pub(super) fn read_once(&self) -> BTreeSet<String> {
+        let [start, backward, ..] = self.phases;
+        let path = |tensor: u32| match &self.roles[tensor as usize] {
+            Some(Role::Parameter(path)) => Some(path.as_str()),
+            _ => None,
+        };
+        let inputs = (start..backward).flat_map(|index| self.graph.inputs_at(index));
+        once(inputs.filter_map(|input| path(input.tensor))).into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// Those of `paths` that occur once.
+fn once<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
+    let mut counts = BTreeMap::new();
+    paths.for_each(|path| *counts.entry(path).or_insert(0) += 1);
+    counts.into_iter().filter(|(_, count)| *count == 1).map(|(path, _)| path).collect()
 }
 
 #[cfg(test)]
@@ -80,5 +113,7 @@ mod tests {
             ("norm.running_var", &[1]),
         ];
         assert_eq!(found, expected.map(|(path, blocks)| (path, blocks.to_vec())));
+        let once: Vec<&str> = trace.read_once().into_iter().filter(|path| path.ends_with("weight")).collect();
+        assert_eq!(once, ["blocks.0.weight", "blocks.1.weight", "blocks.2.weight"], "not the first layer, which is also the last");
     }
 }

@@ -1,7 +1,7 @@
 //! Records one training step on burn's capture device.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{Module, ParamGroup};
 use burn::optim::{DynOptimizer, GradientsParams, Optimizer};
 use burn::tensor::{Device, Tensor};
+use kiln_operations::onto;
 
 use crate::error::Error;
 
@@ -21,7 +22,7 @@ use super::recorder::Recorder;
 use super::recorder::{Recording, Role};
 use super::step_trace::StepTrace;
 use super::update::Update;
-use super::walk::{FirstGradients, Norm, Parameters, Sums, Take, Untrack};
+use super::walk::{FirstGradients, NoteSums, Norm, Parameters, Sums, Take, Untrack};
 
 type Tracked = Autodiff<Capture>;
 
@@ -86,8 +87,15 @@ pub fn record_step_with<M: Module + 'static>(
     if first == 0 || first >= second {
         return Err(Error::Batch { batches: options.batches });
     }
-    let once = |batch| record_once(batch, &build, &forward, &groups, options);
-    merge([once(first)?, once(second)?], options.batches)
+    let once = |batch, options, in_place| record_once(batch, &build, &forward, &groups, options, in_place);
+    // A backward pass adds the gradient of a parameter to its sum where it makes it, if that is the only use of the parameter. The uses
+    // are those of a recording without sums.
+    let nothing = BTreeSet::new();
+    let in_place = match options.accumulate {
+        true => once(first, StepOptions { accumulate: false, ..options }, &nothing)?.read_once(),
+        false => nothing.clone(),
+    };
+    merge([once(first, options, &in_place)?, once(second, options, &in_place)?], options.batches)
 }
 
 fn record_once<M: Module + 'static>(
@@ -96,6 +104,7 @@ fn record_once<M: Module + 'static>(
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
     groups: impl Fn(&M) -> OptimizersByGroup,
     options: StepOptions,
+    in_place: &BTreeSet<String>,
 ) -> Result<Recording, Error> {
     let plain = Device::capture();
     let recorder = Recorder { device: plain.clone().autodiff(), batch, cuts: Default::default() };
@@ -104,7 +113,8 @@ fn record_once<M: Module + 'static>(
     let mut roles = vec![];
     let mut failure = None;
     let captured = plain.capture_scope(|scope| {
-        let run = || step(&recorder, &build, &forward, &groups, options, [&mut marks, &mut releases], &mut roles);
+        let positions = [&mut marks, &mut releases];
+        let run = || step(&recorder, &build, &forward, &groups, (options, in_place), positions, &mut roles);
         // Tensors dropped before the end of the recording would look unused, so those that are still held are leaked.
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(held)) => std::mem::forget(held),
@@ -185,7 +195,7 @@ fn step<M: Module + 'static>(
     build: impl Fn(&Device) -> M,
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
     groups: impl Fn(&M) -> OptimizersByGroup,
-    options: StepOptions,
+    (options, in_place): (StepOptions, &BTreeSet<String>),
     [marks, releases]: [&mut Vec<TensorId>; 2],
     roles: &mut Vec<(TensorId, Role)>,
 ) -> Result<Box<dyn Any>, String> {
@@ -221,8 +231,10 @@ fn step<M: Module + 'static>(
     update.found.clear();
     update.release();
     update.releases.clear();
+    let mut ids = HashSet::new();
     if options.accumulate {
         model.visit(&mut FirstGradients(&mut sums.sum));
+        model.visit(&mut NoteSums { sums: &mut sums, in_place, ids: &mut ids });
     }
 
     recorder.mark(marks);
@@ -232,6 +244,7 @@ fn step<M: Module + 'static>(
         return Err(format!("the loss has {} elements, expected 1", dims[0]));
     }
     recorder.mark(marks);
+    let loss = onto(loss, &model, &mut sums.sum, |id| ids.contains(&id));
     let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
         return Err(NO_GRADIENT.into());
     };

@@ -1,8 +1,10 @@
 //! Visitors and mappers of the model's parameters for a recording.
 
+use std::collections::{BTreeSet, HashSet};
+
 use burn::backend::capture::TensorId;
 use burn::backend::{Autodiff, AutodiffBackend, Capture};
-use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Int, Tensor};
 
@@ -136,7 +138,6 @@ impl ModuleVisitor for Sums {
         let path = joined(&self.path);
         self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path.clone()))));
         if let Some(sum) = self.sum.remove::<D>(param.id) {
-            self.found.extend(id_of(sum.clone()).map(|id| (id, Role::Gradient(path.clone()))));
             gradient = sum + gradient;
         }
         if self.options.scale_gradients && self.options.update_chunks.is_none() {
@@ -144,6 +145,30 @@ impl ModuleVisitor for Sums {
         }
         self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path))));
         self.gradients.register(param.id, gradient);
+    }
+}
+
+/// Notes the sums, and the ids of the parameters whose sums the backward pass goes on with.
+pub(super) struct NoteSums<'a> {
+    pub(super) sums: &'a mut Sums,
+    pub(super) in_place: &'a BTreeSet<String>,
+    pub(super) ids: &'a mut HashSet<ParamId>,
+}
+
+impl ModuleVisitor for NoteSums<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.sums.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.sums.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = joined(&self.sums.path);
+        if self.in_place.contains(&path) {
+            self.ids.insert(param.id);
+        }
+        let id = self.sums.sum.get::<D>(param.id).and_then(id_of);
+        self.sums.found.extend(id.map(|id| (id, Role::Gradient(path))));
     }
 }
 

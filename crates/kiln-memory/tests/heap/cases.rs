@@ -1,6 +1,8 @@
 //! Training steps that are predicted and measured. The test of the accuracy runs small ones, the bench runs large ones.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use std::collections::{BTreeSet, HashSet};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
@@ -9,6 +11,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_checkpointing::{Chain, Mode, Plan, Tensors};
 use kiln_memory::{Recomputed, StepOptions, StepTrace, record_step};
 use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig};
+use kiln_operations::onto;
 use kiln_precision::{Policy, Precision};
 
 use crate::HEAP;
@@ -98,6 +101,7 @@ pub(crate) fn measure<C: Case, O: Optimizer>(case: &C, setup: &Setup<O>, batch: 
     let mut optimizer = ModuleOptimizer::from(setup.optimizer.clone());
     let before = HEAP.live_bytes();
     let mut model = Policy::new(setup.precision).autocast(case.build(&device)).unwrap();
+    let used_once = used_once(&model, &record(case, &Setup { plan: None, ..setup.clone() }));
     let loss = |model: &C::Model| {
         let x = case.begin(model, batch, &device);
         let parts = case.parts(model);
@@ -118,6 +122,7 @@ pub(crate) fn measure<C: Case, O: Optimizer>(case: &C, setup: &Setup<O>, batch: 
         let loss = loss(&model);
         peaks[0] = HEAP.peak_bytes() - before;
         HEAP.reset_peak();
+        let loss = onto(loss, &model, &mut sums.sum, |id| used_once.contains(&id));
         sums.gradients = GradientsParams::from_grads(loss.backward(), &model);
         model.visit(&mut sums);
         peaks[1] = HEAP.peak_bytes() - before;
@@ -128,6 +133,31 @@ pub(crate) fn measure<C: Case, O: Optimizer>(case: &C, setup: &Setup<O>, batch: 
         peaks[2] = HEAP.peak_bytes() - before;
     }
     peaks
+}
+
+/// The ids of the parameters that a step reads once.
+fn used_once(model: &impl Module, trace: &StepTrace) -> HashSet<ParamId> {
+    struct Ids<'a> {
+        paths: BTreeSet<&'a str>,
+        path: Vec<String>,
+        ids: HashSet<ParamId>,
+    }
+    impl ModuleVisitor for Ids<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.paths.contains(&self.path.join(".")[..]) {
+                self.ids.insert(param.id);
+            }
+        }
+    }
+    let mut ids = Ids { paths: trace.read_once(), path: vec![], ids: HashSet::new() };
+    model.visit(&mut ids);
+    ids.ids
 }
 
 /// Adds up and scales gradients, one after the other.

@@ -65,7 +65,7 @@ impl Gpt {
 
     /// The device of the embedding. Token ids must be on it.
     pub(super) fn device(&self) -> Device {
-        self.wte.weight.val().device()
+        self.wte.weight.device()
     }
 
     /// Turns token ids `[B, T]`, each below `vocab`, into the input of the first block: `[B, T, C]` in the dtype that the block computes

@@ -64,11 +64,11 @@ impl Part {
         Ok(leaf)
     }
 
-    /// Runs the backward pass. Returns the gradients of all leaves of this part but its inputs, and those of the inputs for the stage
+    /// Runs the backward pass from what `root` makes of its root. Returns the gradients of all leaves of this part but its inputs, and those of the inputs for the stage
     /// before. `None` when no output has a gradient.
-    pub(super) fn backward(self) -> Option<(Gradients, Vec<Option<Injection>>)> {
+    pub(super) fn backward(self, root: &dyn Fn(Tensor<1>) -> Tensor<1>) -> Option<(Gradients, Vec<Option<Injection>>)> {
         let mut gradients = match self.loss {
-            Some(loss) => loss.backward(),
+            Some(loss) => root(loss).backward(),
             None => {
                 let (mut used, mut given) = (vec![], self.given.into_iter());
                 let mut unused = vec![];
@@ -78,7 +78,7 @@ impl Part {
                         None => unused.push(output),
                     }
                 }
-                let gradients = Node::backward(used);
+                let gradients = Node::backward(used, root);
                 unused.into_iter().for_each(Node::forget);
                 gradients?
             }

@@ -18,15 +18,16 @@ use crate::schedule::{Action, Timeline, Work};
 const STACK_BYTES: usize = 8 << 20;
 
 /// The functions that the caller gave.
-pub(super) struct Functions<F, G, H> {
+pub(super) struct Functions<F, R, G, H> {
     pub(super) forward: F,
+    pub(super) root: R,
     pub(super) gradients: G,
     pub(super) guard: H,
 }
 
 /// A run in progress.
-pub(super) struct Run<'d, E, F, G, H> {
-    functions: Functions<F, G, H>,
+pub(super) struct Run<'d, E, F, R, G, H> {
+    functions: Functions<F, R, G, H>,
     stages: usize,
     hand_over: HandOver,
     /// One entry for each micro-batch, as in `losses`.
@@ -44,15 +45,16 @@ pub(super) struct Run<'d, E, F, G, H> {
 /// The reason why an action was not completed: a failure, or `None` if another failure stopped the run.
 type Halt<E> = Option<Failure<E>>;
 
-impl<'d, E, F, G, H> Run<'d, E, F, G, H>
+impl<'d, E, F, R, G, H> Run<'d, E, F, R, G, H>
 where
     E: Send,
     F: Fn(usize, &StageBoundary<'_>) -> Result<Tensor<1>, E> + Sync,
+    R: Fn(usize, usize, Tensor<1>) -> Tensor<1> + Sync,
     G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
     H: Fn(usize, Action) -> Result<(), E> + Sync,
 {
     pub(super) fn new(
-        functions: Functions<F, G, H>,
+        functions: Functions<F, R, G, H>,
         stages: usize,
         micro_batches: usize,
         time_limit: Duration,
@@ -131,7 +133,8 @@ where
             }
             Action::Backward(micro_batch) => {
                 let part = lock(&self.parts[micro_batch]).pop();
-                let done = catch_unwind(AssertUnwindSafe(|| part.and_then(Part::backward)))
+                let root = |root| (self.functions.root)(stage, micro_batch, root);
+                let done = catch_unwind(AssertUnwindSafe(|| part.and_then(|part| part.backward(&root))))
                     .map_err(|payload| Some(Failure::of_backward(stage, micro_batch, payload)))?;
                 let (gradients, given) = done.unzip();
                 if let (Some(before), Some(given)) = (lock(&self.parts[micro_batch]).last_mut(), given) {

@@ -146,6 +146,11 @@ impl Planner {
         self.steps.iter().any(|(_, step)| step.draws_random())
     }
 
+    /// The parameters that the forward pass reads once, by their paths.
+    pub(crate) fn read_once(&self) -> BTreeSet<String> {
+        self.steps.first().map(|(_, step)| step.read_once()).unwrap_or_default()
+    }
+
     /// The blocks that read each parameter, by its path.
     pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
         self.steps.first().map(|(_, step)| step.readers()).unwrap_or_default()

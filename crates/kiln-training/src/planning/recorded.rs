@@ -124,6 +124,11 @@ impl RecordedStep {
         self.whole.readers()
     }
 
+    /// The parameters that the forward pass reads once, by their paths.
+    pub(crate) fn read_once(&self) -> BTreeSet<String> {
+        self.whole.read_once().into_iter().map(str::to_owned).collect()
+    }
+
     /// The step under a checkpoint plan, on micro-batches of `micro_batch` out of `batch` samples.
     ///
     /// # Errors
@@ -210,9 +215,10 @@ impl RecordedStep {
             workspace: block.workspace_bytes,
             gradients: block.gradient_bytes,
             forward: block.forward_seconds,
+            ..Cost::default()
         });
         let blocks = blocks.collect();
-        Ok(ChainCost { blocks, resident: costs.resident_bytes, head: costs.head_bytes, transfer })
+        Ok(ChainCost { blocks, resident: costs.resident_bytes, head: costs.head_bytes, transfer, store: None })
     }
 }
 

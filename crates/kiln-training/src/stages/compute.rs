@@ -1,7 +1,9 @@
 //! Gradients of a batch, computed in stages.
 
+use std::collections::HashSet;
 use std::sync::Mutex;
 
+use burn::module::ParamId;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
 use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
@@ -19,7 +21,7 @@ use crate::error::Error;
 use crate::pass::Pass;
 use crate::state::{hold_random_numbers, seed_random_numbers};
 use crate::task::Task;
-use crate::transaction::{Boundary, Computation, Computed, compute_in_turn};
+use crate::transaction::{Boundary, Computation, Computed, compute_in_turn, ids_at};
 
 /// Computes the gradients of micro-batches in stages, each of which works on another micro-batch. Without stages it computes one
 /// micro-batch after the other.
@@ -49,6 +51,7 @@ where
         statistics: Mutex::new(statistics),
         gradients: StageGradients::new(division.count(), uses.clone()),
         uses,
+        read_once: ids_at(model, inputs.read_once).into_iter().collect(),
     };
     // Random numbers are one stream per process, and memory is one heap: stages that draw or are measured take turns.
     let execution = if inputs.draws_random || staged.meter.is_some() { Execution::Serial } else { Execution::Threads };
@@ -59,8 +62,9 @@ where
     let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?
         .execution(execution)
         .devices(&division.devices[..]);
-    let ran = pipeline.run_guarded(
+    let ran = pipeline.run_onto(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
+        |stage, micro_batch, root| run.onto_sums(stage, micro_batch, root),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
         |stage, action| {
             staged.meter.iter().for_each(|meter| meter.enter(stage, action));
@@ -114,6 +118,8 @@ struct Run<'a, T: Task> {
     statistics: Mutex<&'a mut RunningStatistics>,
     gradients: StageGradients,
     uses: Uses,
+    /// The parameters that a forward pass reads once.
+    read_once: HashSet<ParamId>,
 }
 
 impl<T: Task> Run<'_, T> {
@@ -171,6 +177,14 @@ impl<T: Task> Run<'_, T> {
         let mut statistics = lock(&self.statistics);
         let own = |id| self.uses.first(id) == stage;
         Ok(statistics.take_some(self.model, own, weight, self.inputs.share.total)?)
+    }
+
+    /// The root of a stage's backward pass, which adds gradients to the stage's sums where it makes them.
+    fn onto_sums(&self, stage: usize, micro_batch: usize, root: Tensor<1>) -> Tensor<1> {
+        match &*lock(&self.models[micro_batch]) {
+            Some(leaves) => self.gradients.onto(leaves, stage, root, &self.read_once),
+            None => root,
+        }
     }
 
     /// Adds the gradients of a stage's backward pass.

@@ -1,6 +1,6 @@
 //! Gradients of stages, added up over micro-batches.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -30,6 +30,19 @@ impl StageGradients {
     /// No gradients.
     pub(crate) fn new(stages: usize, uses: Uses) -> Self {
         Self { sums: (0..stages).map(|_| Mutex::default()).collect(), waiting: Mutex::default(), uses }
+    }
+
+    /// The root of a stage's backward pass that goes on with the stage's sums of the parameters in `which`. Its gradients must then be
+    /// [added](Self::add).
+    pub(crate) fn onto(
+        &self,
+        model: &impl Module,
+        stage: usize,
+        root: Tensor<1>,
+        which: &HashSet<ParamId>,
+    ) -> Tensor<1> {
+        let own = |id| which.contains(&id) && self.uses.first(id) == stage;
+        lock(&self.sums[stage]).onto(root, model, own)
     }
 
     /// Adds a stage's gradients of one micro-batch.

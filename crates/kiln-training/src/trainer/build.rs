@@ -131,6 +131,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             micro_batch,
             plans,
             draws_random: planner.as_ref().is_none_or(Planner::draws_random),
+            read_once: planner.as_ref().map(Planner::read_once).unwrap_or_default(),
             planner,
             plan,
             limit: site.limit,

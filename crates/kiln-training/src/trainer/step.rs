@@ -139,6 +139,7 @@ impl<T: Task> Trainer<T> {
             plan: &plan_for(&self.plans, setting),
             staged: self.staged.as_ref(),
             draws_random: self.draws_random,
+            read_once: &self.read_once,
             state: self.run.state,
             share,
             loss_scale,

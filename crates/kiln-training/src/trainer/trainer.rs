@@ -1,5 +1,6 @@
 //! The trainer: its parts, and read access to its model, its position, its plan and its measurements.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ pub struct Trainer<T: Task> {
     pub(super) plans: Vec<Plan>,
     /// Whether blocks may draw random numbers.
     pub(super) draws_random: bool,
+    /// Paths of the parameters that the forward pass reads once, as far as it is known.
+    pub(super) read_once: BTreeSet<String>,
     pub(super) planner: Option<Planner>,
     pub(super) plan: Option<RunPlan>,
     pub(super) limit: Option<u64>,

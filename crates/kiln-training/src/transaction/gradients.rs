@@ -1,8 +1,9 @@
 //! The gradients of a batch: forward and backward passes of its micro-batches, which change nothing.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::{Fed, RunningStatistics, Split, Weight, Window};
@@ -90,6 +91,8 @@ pub(crate) struct Computation<'a, T: Task> {
     pub(crate) staged: Option<&'a Staged>,
     /// Whether blocks may draw random numbers.
     pub(crate) draws_random: bool,
+    /// Paths of the parameters that a forward pass reads once.
+    pub(crate) read_once: &'a BTreeSet<String>,
     pub(crate) state: RunState,
     pub(crate) share: Share,
     pub(crate) loss_scale: f64,
@@ -118,7 +121,7 @@ pub(crate) fn compute_in_turn<T: Task>(
 ) -> Result<Computed, Error> {
     let Computation { share: Share { total, own, first_micro_batch }, device, .. } = *inputs;
     let step = inputs.state.next_step();
-    let mut window = Window::scaled_part(own, total, inputs.loss_scale)?;
+    let mut window = Window::scaled_part(own, total, inputs.loss_scale)?.used_once(ids_at(model, inputs.read_once));
     let mut named = vec![];
     let mut micro_batches = inputs.micro_batches.iter().enumerate();
     while let Some((index, (weight, part))) = micro_batches.next() {
@@ -146,6 +149,33 @@ pub(crate) fn compute_in_turn<T: Task>(
         }
     }
     Err(Error::Incomplete { step, missing: window.missing() })
+}
+
+/// The ids of the parameters of `model` at `paths`.
+pub(crate) fn ids_at(model: &impl Module, paths: &BTreeSet<String>) -> Vec<ParamId> {
+    struct Ids<'a> {
+        paths: &'a BTreeSet<String>,
+        place: Vec<String>,
+        found: Vec<ParamId>,
+    }
+    impl ModuleVisitor for Ids<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.place.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.place.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.paths.contains(&self.place.join(".")) {
+                self.found.push(param.id);
+            }
+        }
+    }
+    let mut ids = Ids { paths, place: vec![], found: vec![] };
+    model.visit(&mut ids);
+    ids.found
 }
 
 /// Undoes what forward passes leave behind, unless the attempt succeeds: batch-norm's running statistics, and the activations that burn's

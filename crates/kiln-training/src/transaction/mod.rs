@@ -9,6 +9,6 @@ mod update;
 pub use report::{Boundary, Guard, StepReport};
 
 pub(crate) use commit::{Attempted, Lost, Waiting, probe_attempt};
-pub(crate) use gradients::{Computation, Compute, Computed, MicroBatches, Share, Undo, compute_in_turn};
+pub(crate) use gradients::{Computation, Compute, Computed, MicroBatches, Share, Undo, compute_in_turn, ids_at};
 pub(crate) use model_state::{ModelState, StepSettings};
 pub(crate) use update::{CHUNKS, chunk_bytes};

@@ -18,6 +18,7 @@ mod sim;
 mod stages;
 mod steps;
 mod sticky;
+mod streamed;
 #[path = "../../../../../crates/kiln-training/tests/it/support.rs"]
 mod support;
 mod tasks;

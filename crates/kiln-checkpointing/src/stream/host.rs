@@ -1,0 +1,65 @@
+//! A store in host memory.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::store::{Blob, Content, Store};
+use crate::Error;
+
+/// A store in host memory, for devices with memory of their own. It ends with the process.
+#[derive(Debug, Default)]
+pub struct HostStore {
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    current: HashMap<Blob, Vec<u8>>,
+    next: HashMap<Blob, Vec<u8>>,
+    note: Option<String>,
+}
+
+impl HostStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The lock, also after a panic of another holder: a version is replaced as a whole.
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for HostStore {
+    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
+        Ok(self.held().current.get(&blob).cloned())
+    }
+
+    fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
+        let mut held = self.held();
+        let versions = match blob.content {
+            Content::Gradient => &mut held.current,
+            Content::Value | Content::State => &mut held.next,
+        };
+        let version = versions.entry(blob).or_default();
+        version.clear();
+        version.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn commit(&self, blobs: &[Blob], note: &str) -> Result<(), Error> {
+        let mut held = self.held();
+        for blob in blobs {
+            if let Some(version) = held.next.remove(blob) {
+                held.current.insert(*blob, version);
+            }
+        }
+        held.note = Some(note.to_owned());
+        Ok(())
+    }
+
+    fn note(&self) -> Result<Option<String>, Error> {
+        Ok(self.held().note.clone())
+    }
+}

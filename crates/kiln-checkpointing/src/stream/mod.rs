@@ -1,0 +1,15 @@
+//! Blocks whose parameters, gradients and optimizer state live in a store.
+
+mod file;
+mod host;
+mod layout;
+mod prefetch;
+mod store;
+mod streamed;
+mod update;
+
+pub use file::FileStore;
+pub use host::HostStore;
+pub use store::{Blob, Content, Store};
+pub use streamed::Streamed;
+pub(crate) use streamed::Source;
