@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
-use kiln_operations::onto;
+use kiln_operations::accumulate_into;
 
 use crate::error::Error;
 use crate::split::share;
@@ -57,9 +57,14 @@ impl Accumulator {
     }
 
     /// The loss with a backward pass that adds the gradients of the parameters that `which` names to their sums: see
-    /// [`kiln_operations::onto`]. Its gradients must then be [added](Self::add).
-    pub fn onto(&mut self, loss: Tensor<1>, model: &impl Module, which: impl Fn(ParamId) -> bool) -> Tensor<1> {
-        onto(loss, model, &mut self.sum, which)
+    /// [`kiln_operations::accumulate_into`]. Its gradients must then be [added](Self::add).
+    pub fn accumulate_into(
+        &mut self,
+        loss: Tensor<1>,
+        model: &impl Module,
+        which: impl Fn(ParamId) -> bool,
+    ) -> Tensor<1> {
+        accumulate_into(loss, model, &mut self.sum, which)
     }
 
     /// Adds the gradients of `model`'s parameters, cast to f32.

@@ -180,7 +180,7 @@ impl<S> Window<S> {
         let total = self.total;
         share(weight, self.missing(), total)?;
         let WeightedLoss { mean, scaled } = WeightedLoss::new(loss, weight, total, self.scale)?;
-        let scaled = self.sum.onto(scaled, model, |id| self.used_once.contains(&id));
+        let scaled = self.sum.accumulate_into(scaled, model, |id| self.used_once.contains(&id));
         let gradients = GradientsParams::from_grads(scaled.backward(), model);
         self.sum.add(model, gradients)?;
         let loss = match self.loss.take() {

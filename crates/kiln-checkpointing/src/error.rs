@@ -75,11 +75,21 @@ pub enum Error {
         /// The message of the system, or what is wrong.
         reason: String,
     },
-    /// A store of other parameters than those of the model.
-    #[error("the store is not that of this model: {reason}")]
-    OtherStore {
-        /// The difference.
+    /// A store that is empty, or has other parameters or the state of another optimizer.
+    #[error("the store does not fit: {reason}")]
+    StoreMismatch {
+        /// What it has, and what is expected.
         reason: String,
+    },
+    /// A plan that runs a block in memory whose parameters are in a store.
+    #[error(
+        "the plan is '{plan}', and the parameters of block {block} are in a store: expected a plan that streams it"
+    )]
+    NotStreamed {
+        /// The plan.
+        plan: String,
+        /// Number of the block, counted from zero.
+        block: usize,
     },
     /// A plan that streams blocks, and a chain whose blocks have their parameters in memory.
     #[error("the plan is '{plan}', and the chain has no store: streamed blocks need `Chain::streamed`")]

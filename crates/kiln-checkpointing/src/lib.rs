@@ -3,8 +3,8 @@
 //! - [`checkpoint`] runs one segment: an ordinary function call inside of a forward pass. [`Checkpoint`] adds options.
 //! - [`Chain`] runs blocks one after the other as a [`Plan`] says: plain, recomputed, or recomputed from an input in host
 //!   memory.
-//! - [`Streamed`] has the parameters of blocks in a [`Store`], in host memory or on disk, with gradients and optimizer state: one segment is
-//!   in memory at a time.
+//! - [`Streamed`] has the parameters of blocks in a [`Store`], in host memory or on disk, with gradients and optimizer state: the
+//!   parameters of one segment, and of the next one, are in memory at a time.
 //! - [`solve`] finds the fastest plan whose peak stays within a budget, from the [`Cost`] of every block, which
 //!   [`measure_blocks`] measures. It is a pure function; [`ChainCost::simulate`] computes peak and time of any plan.
 //!

@@ -6,7 +6,7 @@
 //! - [`operation`], [`like`]: record an operation on burn's capture device, with the shapes of its outputs and its [`Cost`].
 //! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
-//! - [`onto`]: a backward pass that adds gradients to sums where it makes them.
+//! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
 //!
@@ -46,7 +46,7 @@ pub use fused::launch;
 pub use operation::CubeKernel;
 pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
 pub use product::{Cpu, Product};
-pub use sums::{onto, root_onto};
+pub use sums::{accumulate_into, root_accumulating};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the
 /// last bits differ from run to run (burn-flex 0.22, `sum_f32_contiguous`).

@@ -37,7 +37,7 @@ use burn::tensor::Tensor;
 /// let mut sums = GradientsParams::new();
 /// for _ in 0..4 {
 ///     let x = Tensor::<2>::random([5, 3], Distribution::Default, &device);
-///     let loss = kiln_operations::onto(layer.forward(x).mean(), &layer, &mut sums, |_| true);
+///     let loss = kiln_operations::accumulate_into(layer.forward(x).mean(), &layer, &mut sums, |_| true);
 ///     assert!(sums.is_empty());
 ///     sums = GradientsParams::from_grads(loss.backward(), &layer);
 /// }
@@ -45,7 +45,7 @@ use burn::tensor::Tensor;
 /// let bias = sums.get::<1>(layer.bias.as_ref().unwrap().id).unwrap();
 /// assert_eq!(bias.into_data().to_vec::<f32>().unwrap(), [2.0, 2.0]);
 /// ```
-pub fn onto<M: Module>(
+pub fn accumulate_into<M: Module>(
     loss: Tensor<1>,
     model: &M,
     sums: &mut GradientsParams,
@@ -62,8 +62,8 @@ pub fn onto<M: Module>(
     }
 }
 
-/// The root of a backward pass that begins with `sums`, each the sum of gradients of the leaf with its number. See [`onto`].
-pub fn root_onto<B: Backend, C: CheckpointStrategy>(
+/// The root of a backward pass that begins with `sums`, each the sum of gradients of the leaf with its number. See [`accumulate_into`].
+pub fn root_accumulating<B: Backend, C: CheckpointStrategy>(
     root: FloatTensor<Autodiff<B, C>>,
     sums: Vec<(NodeId, FloatTensor<B>)>,
 ) -> FloatTensor<Autodiff<B, C>> {
@@ -128,9 +128,10 @@ impl<W: Fn(ParamId) -> bool> ModuleVisitor for Collect<'_, W> {
             return;
         }
         let Some(sum) = self.sums.remove::<D>(param.id) else { return };
-        let leaf = param.val();
-        let (dtypes, leaf) = ((leaf.dtype(), sum.dtype()), leaf.into_dispatch());
-        if !param.is_require_grad() || dtypes.0 != dtypes.1 || place(&leaf) != self.like {
+        let (leaf, dtype, device) = (param.val(), sum.dtype(), sum.device());
+        let fits = param.is_require_grad() && leaf.dtype() == dtype && leaf.device().inner() == device;
+        let leaf = leaf.into_dispatch();
+        if !fits || place(&leaf) != self.like {
             return self.sums.register(param.id, sum);
         }
         self.found.extend([leaf, sum.into_dispatch()]);
@@ -167,11 +168,15 @@ impl<B: Backend> ExtensionType<B> for Leaves<B> {
     }
 
     fn autodiff_context(target: &Self::Target) -> DispatchAutodiffContext {
-        target.0.iter().map(|tensor| tensor.autodiff).fold(DispatchAutodiffContext::Disabled, DispatchAutodiffContext::merge)
+        target
+            .0
+            .iter()
+            .map(|tensor| tensor.autodiff)
+            .fold(DispatchAutodiffContext::Disabled, DispatchAutodiffContext::merge)
     }
 }
 
-/// [`root_onto`] on the backend that holds the tensors.
+/// [`root_accumulating`] on the backend that holds the tensors.
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 trait SumsBefore: Backend {
     /// Without a graph there is no backward pass: the root.
@@ -195,6 +200,6 @@ impl<B: Backend, C: CheckpointStrategy> SumsBefore for Autodiff<B, C> {
         while let (Some(leaf), Some(sum)) = (tensors.next(), tensors.next()) {
             sums.push((leaf.id(), sum.into_primitive()));
         }
-        root_onto::<B, C>(root, sums)
+        root_accumulating::<B, C>(root, sums)
     }
 }

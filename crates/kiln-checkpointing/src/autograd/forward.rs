@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::NodeGuard;
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -21,9 +20,9 @@ pub(crate) struct Source {
     pub(crate) leaf: bool,
 }
 
-/// The inputs that need a gradient.
+/// The parameters of a module, or the inputs, that need a gradient.
 pub(crate) struct Sources<B, C> {
-    /// One entry for every float in the order of visiting, tracked or not.
+    /// One entry for every float in the order of visiting, tracked or not; a shared parameter is visited twice.
     pub(crate) all: Vec<Option<Source>>,
     pub(crate) guards: Vec<NodeGuard>,
     /// The device of a tensor that is not on the segment's backend.
@@ -35,8 +34,20 @@ impl<B: Backend, C: CheckpointStrategy> Sources<B, C>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
 {
+    fn new() -> Self {
+        Self { all: vec![], guards: vec![], elsewhere: None, marker: PhantomData }
+    }
+
+    /// The parameters of a module. The guards are that of one parameter, which makes the segment tracked when no input is.
+    pub(crate) fn of_module(module: &impl Module) -> Self {
+        let mut sources = Self::new();
+        module.visit(&mut sources);
+        sources.guards.truncate(1);
+        sources
+    }
+
     pub(crate) fn of_inputs(inputs: impl Tensors) -> Self {
-        let mut sources = Self { all: vec![], guards: vec![], elsewhere: None, marker: PhantomData };
+        let mut sources = Self::new();
         let _ = inputs.map(&mut sources);
         sources
     }
@@ -58,50 +69,12 @@ where
     }
 }
 
-/// The parameters of a module that need a gradient, in the graph around the segment.
-pub(crate) struct Parameters<B: Backend> {
-    /// One entry for every float in the order of visiting, tracked or not; a shared parameter is visited twice.
-    pub(crate) all: Vec<Option<FloatTensor<Autodiff<B>>>>,
-    /// The device of a parameter that is not on the segment's backend.
-    pub(crate) elsewhere: Option<String>,
-}
-
-impl<B: Backend> Parameters<B> {
-    pub(crate) fn of<C: CheckpointStrategy>(module: &impl Module) -> Self
-    where
-        DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
-    {
-        let mut visitor = OfModule::<B, C> { found: Self { all: vec![], elsewhere: None }, marker: PhantomData };
-        module.visit(&mut visitor);
-        visitor.found
-    }
-
-    /// One of the parameters, which makes the segment tracked when no input is.
-    pub(crate) fn anchor(&self) -> Option<NodeGuard> {
-        self.all.iter().flatten().next().map(|tensor| tensor.node())
-    }
-}
-
-struct OfModule<B: Backend, C> {
-    found: Parameters<B>,
-    marker: PhantomData<C>,
-}
-
-impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for OfModule<B, C>
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Sources<B, C>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (value, device) = (param.val(), param.val().device());
-        let primitive = value.is_tracked().then(|| value.try_into_primitive::<Autodiff<B, C>>());
-        self.found.all.push(match primitive {
-            Some(Ok(primitive)) => Some(primitive),
-            Some(Err(_)) => {
-                self.found.elsewhere = Some(format!("{device:?}"));
-                None
-            }
-            None => None,
-        });
+        self.add(param.val());
     }
 }
 

@@ -111,7 +111,8 @@ impl Checkpoint {
         let strategy = found.tracked.map_or(Strategy::Disabled, |(_, strategy)| strategy);
         let devices = found.devices;
         let source = self.source.clone();
-        let segment = Segment { name, devices, strategy, deterministic: self.deterministic, offload: self.offload, source };
+        let segment =
+            Segment { name, devices, strategy, deterministic: self.deterministic, offload: self.offload, source };
         if let Some(path) = found.not_a_leaf {
             return Err(Error::NotALeaf { segment: segment.name, path });
         }

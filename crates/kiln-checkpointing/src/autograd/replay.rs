@@ -1,5 +1,6 @@
 //! The second pass of a segment: a graph of its own, from new leaves to the outputs whose gradients are given.
 
+use std::collections::HashSet;
 use std::marker::PhantomData;
 
 use burn::backend::TensorMetadata;
@@ -13,9 +14,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
 };
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
-use kiln_operations::root_onto;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{FloatDType, Shape, Tensor};
+use kiln_operations::root_accumulating;
 
 use super::forward::{Source, Untracked, describe};
 use super::tensors::TensorMap;
@@ -119,12 +120,11 @@ where
     }
 }
 
-/// The sums of the parameters' gradients that the outer backward pass has made so far. The replay's backward pass goes on with them, so
-/// that no gradient exists beside its sum.
+/// The sums of gradients that are in a store. The replay's backward pass goes on with them, so that no gradient exists beside its sum.
 pub(crate) struct Sums<'a, B: Backend, C> {
-    parameters: std::slice::Iter<'a, Option<FloatTensor<Autodiff<B>>>>,
-    outer: &'a mut Gradients,
-    store: Option<&'a Streamed>,
+    store: &'a Streamed,
+    /// Parameters whose sums were taken. One that the module holds twice has two leaves.
+    taken: HashSet<ParamId>,
     failure: Option<Error>,
     found: Vec<(NodeId, FloatTensor<B>)>,
     marker: PhantomData<C>,
@@ -134,18 +134,13 @@ impl<'a, B: Backend, C: CheckpointStrategy> Sums<'a, B, C>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
-    /// Takes the sums out of the outer graph. `parameters` are those of the outer graph, in the order that the module is visited in.
-    pub(crate) fn so_far(
+    pub(crate) fn stored(
         module: &impl Module,
-        parameters: &'a [Option<FloatTensor<Autodiff<B>>>],
-        (outer, store): (&'a mut Gradients, Option<&'a Streamed>),
+        store: Option<&'a Streamed>,
         roots: &Roots<B, C>,
     ) -> Result<Vec<(NodeId, FloatTensor<B>)>, Error> {
-        if roots.root.is_none() {
-            return Ok(vec![]);
-        }
-        let parameters = parameters.iter();
-        let mut sums = Self { parameters, outer, store, failure: None, found: vec![], marker: PhantomData };
+        let Some(store) = store.filter(|_| roots.root.is_some()) else { return Ok(vec![]) };
+        let mut sums = Self { store, taken: HashSet::new(), failure: None, found: vec![], marker: PhantomData };
         module.visit(&mut sums);
         sums.failure.map_or(Ok(sums.found), Err)
     }
@@ -156,22 +151,16 @@ where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(parameter) = self.parameters.next().and_then(Option::as_ref)
-            && let Ok(leaf) = param.val().try_into_primitive::<Autodiff<B, C>>()
-        {
-            let sum = match self.store.filter(|store| store.has(param.id)) {
-                None => self.outer.remove::<B>(parameter),
-                // In another dtype than f32, gradients are added to the sum afterwards.
-                Some(_) if param.val().dtype() != DType::F32 => None,
-                Some(store) => match store.sum::<D>(param.id, &param.device().inner()) {
-                    Ok(sum) => sum.and_then(|sum| sum.try_into_primitive::<B>().ok()),
-                    Err(error) => {
-                        self.failure = Some(error);
-                        None
-                    }
-                },
-            };
-            self.found.extend(sum.map(|sum| (leaf.id(), sum)));
+        if !self.store.has(param.id) || !self.taken.insert(param.id) {
+            return;
+        }
+        match self.store.sum::<D>(param.id, &param.device().inner()) {
+            Ok(sum) => {
+                let leaf = param.val().try_into_primitive::<Autodiff<B, C>>().ok();
+                let sum = sum.and_then(|sum| sum.try_into_primitive::<B>().ok());
+                self.found.extend(leaf.zip(sum).map(|(leaf, sum)| (leaf.id(), sum)));
+            }
+            Err(error) => self.failure = Some(error),
         }
     }
 }
@@ -181,7 +170,7 @@ pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(
     roots: Roots<B, C>,
     sums: Vec<(NodeId, FloatTensor<B>)>,
 ) -> Option<Gradients> {
-    roots.root.map(|root| <Autodiff<B, C> as AutodiffBackend>::backward(root_onto::<B, C>(root, sums)))
+    roots.root.map(|root| <Autodiff<B, C> as AutodiffBackend>::backward(root_accumulating::<B, C>(root, sums)))
 }
 
 /// Starts a backward pass at a tensor with a gradient that is given.
@@ -202,8 +191,10 @@ impl<B: Backend> Backward<B, 1> for Inject {
 /// Hands the parameters' gradients to the outer graph.
 pub(crate) struct Push<'a, B: Backend, C> {
     inner: &'a mut Gradients,
-    parameters: std::vec::IntoIter<Option<FloatTensor<Autodiff<B>>>>,
+    parameters: std::vec::IntoIter<Option<Source>>,
     store: Option<&'a Streamed>,
+    /// Parameters whose sums are in the store again.
+    put: HashSet<ParamId>,
     failure: Option<Error>,
     found: Vec<(NodeId, FloatTensor<B>)>,
     marker: PhantomData<C>,
@@ -211,13 +202,9 @@ pub(crate) struct Push<'a, B: Backend, C> {
 
 impl<'a, B: Backend, C> Push<'a, B, C> {
     /// `parameters` are those of the outer graph, in the order that the module is visited in.
-    pub(crate) fn new(
-        inner: &'a mut Gradients,
-        parameters: Vec<Option<FloatTensor<Autodiff<B>>>>,
-        store: Option<&'a Streamed>,
-    ) -> Self {
-        let parameters = parameters.into_iter();
-        Self { inner, parameters, store, failure: None, found: vec![], marker: PhantomData }
+    pub(crate) fn new(inner: &'a mut Gradients, parameters: Vec<Option<Source>>, store: Option<&'a Streamed>) -> Self {
+        let (parameters, put) = (parameters.into_iter(), HashSet::new());
+        Self { inner, parameters, store, put, failure: None, found: vec![], marker: PhantomData }
     }
 
     /// Registers the gradients, the last parameter first, as a backward pass does.
@@ -239,10 +226,15 @@ where
             && let Some(gradient) = self.inner.remove::<B>(&primitive)
         {
             match self.store.filter(|store| store.has(param.id)) {
-                None => self.found.push((parameter.id(), gradient)),
+                None => self.found.push((parameter.node, gradient)),
                 Some(store) => {
-                    let put = store.add(param.id, Tensor::<D>::from_primitive::<B>(gradient));
-                    self.failure = self.failure.take().or(put.err());
+                    let gradient = Tensor::<D>::from_primitive::<B>(gradient);
+                    // The backward pass went on with the sum.
+                    let done = match self.put.insert(param.id) {
+                        true => store.put_sum(param.id, gradient),
+                        false => store.add_to_sum(param.id, gradient),
+                    };
+                    self.failure = self.failure.take().or(done.err());
                 }
             }
         }

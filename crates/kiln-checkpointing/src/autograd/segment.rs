@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor, G
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use super::forward::{Attach, Outputs, Parameters, Sources, Untracked};
+use super::forward::{Attach, Outputs, Sources, Untracked};
 use super::graph::hub;
 use super::offload::Saved;
 use super::replay::{Leaves, Push, Restrategize, Roots, Sums, backward};
@@ -68,9 +68,8 @@ where
     F: Fn(&M, I) -> O + Send + 'static,
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
-    let parameters = Parameters::<B>::of::<C>(module);
+    let parameters = Sources::<B, C>::of_module(module);
     let tracked = Sources::<B, C>::of_inputs(inputs.clone());
-    let anchor = parameters.anchor();
     if let Some(device) = parameters.elsewhere.or(tracked.elsewhere) {
         return Err(Error::Backend { segment: segment.name, device });
     }
@@ -107,7 +106,7 @@ where
         let _ = outputs.map(&mut roots);
         compare(&segment.name, &roots.described, &expected)?;
         let source = segment.source.as_ref().map(|source| &source.parameters);
-        let sums = Sums::<B, C>::so_far(&module, &of_module, (outer, source), &roots)?;
+        let sums = Sums::<B, C>::stored(&module, source, &roots)?;
         let mut inner = backward::<B, C>(roots, sums);
         leaves.register(inner.as_mut(), outer);
         if let Some(inner) = &mut inner {
@@ -117,7 +116,7 @@ where
         }
         Ok(())
     };
-    let guards = tracked.guards.into_iter().chain(anchor).collect();
+    let guards = tracked.guards.into_iter().chain(parameters.guards).collect();
     let Ok(token) = Tensor::<1>::zeros([1], &device).try_into_primitive::<B>() else {
         return Err(Error::Backend { segment: name, device: format!("{device:?}") });
     };

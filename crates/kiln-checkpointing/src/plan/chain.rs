@@ -4,8 +4,8 @@ use burn::module::Module;
 
 use super::segments::{Mode, Plan, PlanSegment};
 use crate::Error;
-use crate::stream::{Source, Streamed};
 use crate::autograd::{Checkpoint, Tensors, derive, devices_of, draw};
+use crate::stream::{Source, Streamed};
 
 /// Blocks that run one after the other, as a [`Plan`] says.
 ///
@@ -78,10 +78,11 @@ impl<B: Module + 'static> Chain<B> {
     /// Passes `x` through all blocks; `f` runs one block.
     ///
     /// # Errors
-    /// [`Error::PlanLength`], [`Error::NoStore`] for a plan that streams and a chain without a store, and those of [`Checkpoint::run`].
+    /// [`Error::PlanLength`], [`Error::NoStore`] for a plan that streams and a chain without a store, [`Error::NotStreamed`] for a plan that
+    /// does not stream a block whose parameters are in the store, [`Error::Store`], and those of [`Checkpoint::run`].
     ///
     /// # Panics
-    /// In the backward pass, as [`Checkpoint::run`].
+    /// In the backward pass, as [`Checkpoint::run`], and with the message of [`Error::Store`].
     pub fn run<X, F>(&self, plan: &Plan, x: X, f: F) -> Result<X, Error>
     where
         X: Tensors,
@@ -105,6 +106,10 @@ impl<B: Module + 'static> Chain<B> {
                 })
             };
             let blocks = self.blocks[segment.blocks.clone()].to_vec();
+            let emptied = self.streamed.as_ref().is_some_and(|streamed| !streamed.values_of(&blocks).is_empty());
+            if emptied && segment.mode != Mode::Stream {
+                return Err(Error::NotStreamed { plan: plan.to_string(), block: segment.blocks.start });
+            }
             // The closure seeds every block itself.
             let chain = self.name.as_deref().unwrap_or("the chain");
             let name = format!("{}..{} of {chain}", segment.blocks.start, segment.blocks.end);
@@ -116,7 +121,9 @@ impl<B: Module + 'static> Chain<B> {
                 Mode::Stream => {
                     let streamed = self.streamed.as_ref().ok_or_else(|| Error::NoStore { plan: plan.to_string() })?;
                     let read = |segment: Option<&PlanSegment>| match segment {
-                        Some(PlanSegment { blocks, mode: Mode::Stream }) => streamed.values_of(&self.blocks[blocks.clone()]),
+                        Some(PlanSegment { blocks, mode: Mode::Stream }) => {
+                            streamed.values_of(&self.blocks[blocks.clone()])
+                        }
                         _ => vec![],
                     };
                     let before = index.checked_sub(1).and_then(|before| plan.segments().get(before));

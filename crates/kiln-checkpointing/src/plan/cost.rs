@@ -28,7 +28,7 @@ impl Cost {
     /// Bytes that a step reads from a store and writes to it when the block is streamed: its parameters for both passes, its gradients, and
     /// all of them with the optimizer's state for the update.
     pub fn traffic(&self) -> u64 {
-        6 * self.parameters + 2 * self.state
+        self.parameters.saturating_mul(6).saturating_add(self.state.saturating_mul(2))
     }
 }
 

@@ -159,7 +159,9 @@ mod tests {
 
     #[test]
     fn plans_with_a_short_form_are_written_in_it() {
-        for text in ["none", "every:1", "every:5", "offload", "offload:3", "stream", "stream:5", "0..3 recompute, 3..12 plain"] {
+        for text in
+            ["none", "every:1", "every:5", "offload", "offload:3", "stream", "stream:5", "0..3 recompute, 3..12 plain"]
+        {
             assert_eq!(Plan::parse(text, 12).unwrap().to_string(), text);
         }
         assert_eq!(Plan::parse("every:12", 12).unwrap().to_string(), "none", "one segment, which is plain");

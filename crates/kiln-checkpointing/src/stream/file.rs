@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -65,15 +65,19 @@ impl FileStore {
         let directory = directory.as_ref().to_owned();
         let fail = |reason: &dyn Display| failure(&directory, reason);
         fs::create_dir_all(&directory).map_err(|e| fail(&e))?;
+        let has_index = directory.join(INDEX).exists();
+        if let Some(other) = stranger(&directory).map_err(|e| fail(&e))?.filter(|_| !has_index) {
+            return Err(fail(&format!("it has a file '{other}', expected a store or an empty directory")));
+        }
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(directory.join(LOCK));
         let lock = lock.map_err(|e| fail(&e))?;
-        lock.try_lock().map_err(|_| fail(&"another process uses it"))?;
+        lock.try_lock().map_err(|e| match e {
+            TryLockError::WouldBlock => fail(&"this process or another one uses it"),
+            TryLockError::Error(e) => fail(&format!("{LOCK}: {e}")),
+        })?;
         let index = match fs::read(directory.join(INDEX)) {
             Ok(text) => Index::read(&text).map_err(|reason| fail(&format!("{INDEX} {reason}")))?,
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                if let Some(other) = stranger(&directory).map_err(|e| fail(&e))? {
-                    return Err(fail(&format!("it has a file '{other}', expected a store or an empty directory")));
-                }
                 Index { format: FORMAT, note: None, blobs: vec![], current: BTreeMap::new() }
             }
             Err(e) => return Err(fail(&format!("{INDEX}: {e}"))),
@@ -101,18 +105,16 @@ impl FileStore {
     }
 
     /// Writes a file over its old content, whose place on the disk it keeps.
-    fn overwrite(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    fn overwrite(path: &Path, bytes: &[u8], durable: bool) -> io::Result<()> {
         let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
         file.write_all(bytes)?;
         file.set_len(bytes.len() as u64)?;
-        if self.durable { file.sync_all() } else { Ok(()) }
+        if durable { file.sync_all() } else { Ok(()) }
     }
 
     fn read_version(&self, blob: Blob, version: Version) -> Result<Vec<u8>, Error> {
         let path = self.path(blob, version.file);
-        let mut bytes = Vec::with_capacity(version.bytes as usize);
-        let file = File::open(&path).and_then(|file| file.take(version.bytes + 1).read_to_end(&mut bytes));
-        file.map_err(|e| failure(&path, &e))?;
+        let bytes = fs::read(&path).map_err(|e| failure(&path, &e))?;
         let found = Version { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes), ..version };
         match found == version {
             true => Ok(bytes),
@@ -123,13 +125,19 @@ impl FileStore {
         }
     }
 
-    fn replace_index(&self, index: &Index) -> Result<(), Error> {
+    /// Replaces the index on disk and in memory at once. What is synced afterwards may fail, and a repeated call syncs it.
+    fn replace_index(&self, index: &mut Index, changed: Index) -> Result<(), Error> {
         let fail = |e: io::Error| failure(&self.directory, &format!("{INDEX}: {e}"));
-        let text = serde_json::to_vec(index).map_err(|e| failure(&self.directory, &e))?;
+        let text = serde_json::to_vec(&changed).map_err(|e| failure(&self.directory, &e))?;
         let new = self.directory.join(format!("{INDEX}.new"));
-        self.overwrite(&new, &text).map_err(fail)?;
+        Self::overwrite(&new, &text, self.durable).map_err(fail)?;
         fs::rename(&new, self.directory.join(INDEX)).map_err(fail)?;
-        if self.durable { File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(fail) } else { Ok(()) }
+        *index = changed;
+        if self.durable {
+            File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(fail)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -147,7 +155,8 @@ impl Store for FileStore {
         let file = current.map_or(0, |version| 1 - version.file);
         self.next().remove(&blob);
         let path = self.path(blob, file);
-        self.overwrite(&path, bytes).map_err(|e| failure(&path, &e))?;
+        let durable = self.durable && blob.content != Content::Gradient;
+        Self::overwrite(&path, bytes, durable).map_err(|e| failure(&path, &e))?;
         let crc32 = crc32fast::hash(bytes);
         self.next().insert(blob, Version { file, bytes: bytes.len() as u64, crc32 });
         Ok(())
@@ -155,16 +164,16 @@ impl Store for FileStore {
 
     fn commit(&self, blobs: &[Blob], note: &str) -> Result<(), Error> {
         let mut index = self.index();
-        let mut changed = index.clone();
-        let next = self.next();
-        changed.current.extend(blobs.iter().filter_map(|blob| next.get(blob).map(|version| (*blob, *version))));
-        drop(next);
+        let (mut changed, mut next) = (index.clone(), self.next());
+        for blob in blobs {
+            let version =
+                next.get(blob).ok_or_else(|| failure(&self.directory, &format!("{blob} has no next version")))?;
+            changed.current.insert(*blob, *version);
+        }
         changed.note = Some(note.to_owned());
         changed.blobs = changed.current.iter().map(|(blob, version)| (*blob, *version)).collect();
-        self.replace_index(&changed)?;
-        *index = changed;
-        drop(index);
-        self.next().retain(|blob, _| !blobs.contains(blob));
+        self.replace_index(&mut index, changed)?;
+        next.clear();
         Ok(())
     }
 
@@ -178,6 +187,9 @@ impl Index {
         let mut index: Self = serde_json::from_slice(text).map_err(|e| format!("is damaged: {e}"))?;
         if index.format != FORMAT {
             return Err(format!("has format {}, expected {FORMAT}", index.format));
+        }
+        if let Some((blob, version)) = index.blobs.iter().find(|(_, version)| version.file > 1) {
+            return Err(format!("is damaged: file {} of {blob}, expected 0 or 1", version.file));
         }
         index.current = index.blobs.iter().copied().collect();
         Ok(index)

@@ -50,11 +50,12 @@ impl Store for HostStore {
 
     fn commit(&self, blobs: &[Blob], note: &str) -> Result<(), Error> {
         let mut held = self.held();
-        for blob in blobs {
-            if let Some(version) = held.next.remove(blob) {
-                held.current.insert(*blob, version);
-            }
+        if let Some(missing) = blobs.iter().find(|blob| !held.next.contains_key(blob)) {
+            return Err(Error::Store { path: missing.to_string(), reason: "it has no next version".into() });
         }
+        let mut next = std::mem::take(&mut held.next);
+        held.current.retain(|blob, _| blob.content != Content::Gradient);
+        held.current.extend(blobs.iter().filter_map(|blob| Some((*blob, next.remove(blob)?))));
         held.note = Some(note.to_owned());
         Ok(())
     }

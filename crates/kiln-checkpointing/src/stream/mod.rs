@@ -7,9 +7,10 @@ mod prefetch;
 mod store;
 mod streamed;
 mod update;
+mod values;
 
 pub use file::FileStore;
 pub use host::HostStore;
 pub use store::{Blob, Content, Store};
-pub use streamed::Streamed;
 pub(crate) use streamed::Source;
+pub use streamed::Streamed;

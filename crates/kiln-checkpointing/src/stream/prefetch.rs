@@ -35,13 +35,20 @@ impl Prefetch {
         }
         let store = self.store.clone();
         let read = move || blobs.into_iter().map(|blob| (blob, store.read(blob))).collect();
+        if let Some(reading) = ahead.reading.take() {
+            let _ = reading.join();
+        }
         // Without a thread, blobs are read when they are taken.
         ahead.reading = thread::Builder::new().name("prefetch".into()).spawn(read).ok();
     }
 
     /// Drops what was read ahead: it may have changed.
     pub(super) fn forget(&self) {
-        *self.lock() = Ahead::default();
+        let mut ahead = self.lock();
+        ahead.read.clear();
+        if let Some(reading) = ahead.reading.take() {
+            let _ = reading.join();
+        }
     }
 
     /// The bytes of a blob, read ahead or now.
@@ -57,5 +64,12 @@ impl Prefetch {
 
     fn lock(&self) -> MutexGuard<'_, Ahead> {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Prefetch {
+    /// The thread has the store, which may be opened again at once.
+    fn drop(&mut self) {
+        self.forget();
     }
 }

@@ -61,10 +61,10 @@ pub trait Store: Send + Sync {
     /// [`Error::Store`]; current versions are as before.
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Makes the next versions of `blobs` current, and `note` the note.
+    /// Makes the next versions of `blobs` current, and `note` the note. Other next versions and gradients are dropped.
     ///
     /// # Errors
-    /// [`Error::Store`]; the store is then as before.
+    /// [`Error::Store`], also if a blob has no next version; the store is then as before.
     fn commit(&self, blobs: &[Blob], note: &str) -> Result<(), Error>;
 
     /// The note of the last commit. `None` before the first.

@@ -1,24 +1,25 @@
 //! Parameters in a store, and the blocks that are left without them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::layout::{Entry, Layout};
 use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
+use super::values::{Fill, empty};
 use crate::Error;
 
 /// Parameters that live in a [`Store`], with their gradients and the optimizer's state.
 ///
-/// The blocks that they were taken from keep ids, shapes and dtypes of their parameters, but not the values: a block's value is a single NaN,
-/// so that a block which is run outside of a [streamed](crate::Mode::Stream) segment gives NaN. A streamed segment brings the values of its
-/// blocks in for each of its two passes and drops them afterwards. Gradients go to sums in the store. [`update`](Self::update) changes one
-/// parameter after the other, and [`commit`](Self::commit) makes all changes current at once.
+/// The blocks that they were taken from keep ids and shapes of their parameters, but not the values: each value is a single NaN, so that a
+/// block which runs outside of a [streamed](crate::Mode::Stream) segment gives NaN. A streamed segment brings the values of its blocks in for
+/// each of its two passes and drops them afterwards. Gradients go to sums in the store. [`update`](Self::update) changes one parameter after
+/// the other, and [`commit`](Self::commit) makes all changes current at once.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -76,8 +77,10 @@ struct State {
     /// Parameters whose gradients have a sum.
     summed: BTreeSet<usize>,
     /// Blobs that the update has written.
-    written: Vec<Blob>,
+    written: BTreeSet<Blob>,
     note: String,
+    /// Parameters whose state an optimizer of this process has read or written.
+    read: BTreeSet<usize>,
 }
 
 /// The note of a store.
@@ -94,14 +97,15 @@ impl fmt::Debug for Streamed {
 }
 
 impl Streamed {
-    /// Moves the parameters of `module` that learn into an empty store, one after the other. A parameter that burn has not initialised yet is
-    /// initialised when its turn comes, so that the whole module never is in memory. Returns the module without their values.
+    /// Moves the parameters of `module` that require gradients into an empty store, one after the other. A parameter that burn has not
+    /// initialised yet is initialised when its turn comes, so that the whole module never is in memory. Returns the module without their
+    /// values.
     ///
     /// # Errors
-    /// [`Error::OtherStore`] for a store that is not empty, and [`Error::Store`].
+    /// [`Error::StoreMismatch`] for a store that is not empty and for parameters that are not f32, and [`Error::Store`].
     pub fn create<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
         if store.note()?.is_some() {
-            return Err(Error::OtherStore { reason: "it has parameters already, expected an empty one".into() });
+            return Err(Error::StoreMismatch { reason: "it has parameters already, expected an empty one".into() });
         }
         let store = Arc::new(store);
         let (layout, module) = empty(module, Some(&*store), &[])?;
@@ -116,17 +120,18 @@ impl Streamed {
     /// stored ones.
     ///
     /// # Errors
-    /// [`Error::OtherStore`] for an empty store and for that of another model, and [`Error::Store`].
+    /// [`Error::StoreMismatch`] for an empty store and for that of another model, and [`Error::Store`].
     pub fn open<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
         let Some(text) = store.note()? else {
-            return Err(Error::OtherStore { reason: "it is empty, expected the parameters of the model".into() });
+            return Err(Error::StoreMismatch { reason: "it is empty, expected the parameters of the model".into() });
         };
-        let note: Note = serde_json::from_str(&text)
-            .map_err(|e| Error::OtherStore { reason: format!("its note is not that of streamed parameters: {e}") })?;
+        let note: Note = serde_json::from_str(&text).map_err(|e| Error::StoreMismatch {
+            reason: format!("its note is not that of streamed parameters: {e}"),
+        })?;
         let store = Arc::new(store);
         let (layout, module) = empty::<M>(module, None, &note.parameters)?;
         match layout.difference(&note.parameters) {
-            Some(reason) => Err(Error::OtherStore { reason }),
+            Some(reason) => Err(Error::StoreMismatch { reason }),
             None => Ok((Self::new(store, layout, note.note), module)),
         }
     }
@@ -150,17 +155,24 @@ impl Streamed {
         let text = serde_json::to_string(&Note { parameters, note: note.to_owned() });
         let text = text.map_err(|e| Error::Store { path: "the note".into(), reason: e.to_string() })?;
         let mut state = self.lock();
-        self.0.store.commit(&state.written, &text)?;
+        let written: Vec<Blob> = state.written.iter().copied().collect();
+        self.0.store.commit(&written, &text)?;
         self.0.prefetch.forget();
-        *state = State { note: note.to_owned(), ..State::default() };
+        let read = std::mem::take(&mut state.read);
+        *state = State { note: note.to_owned(), read, ..State::default() };
         Ok(())
     }
 
-    /// Drops sums of gradients, and an update that was not committed.
+    /// Drops the sums of gradients, and an update that was not committed: before a step is repeated that has failed in its backward pass.
     pub fn discard(&self) {
         let mut state = self.lock();
         state.summed.clear();
         state.written.clear();
+    }
+
+    /// Begins an update: one that was not committed does not count.
+    pub(super) fn begin_update(&self) {
+        self.lock().written.clear();
     }
 
     /// `module` with the values of its parameters.
@@ -168,14 +180,12 @@ impl Streamed {
     /// # Errors
     /// [`Error::Store`].
     pub fn filled<M: Module>(&self, module: M) -> Result<M, Error> {
-        let mut fill = Fill { streamed: self, only: None, failure: None };
-        let module = module.map(&mut fill);
-        fill.failure.map_or(Ok(module), Err)
+        self.filled_with(module, None)
     }
 
-    /// `module` with the value of one parameter.
-    pub(super) fn filled_with<M: Module>(&self, module: M, only: usize) -> Result<M, Error> {
-        let mut fill = Fill { streamed: self, only: Some(only), failure: None };
+    /// `module` with the values of all parameters, or of one.
+    pub(super) fn filled_with<M: Module>(&self, module: M, only: Option<usize>) -> Result<M, Error> {
+        let mut fill = Fill { streamed: self, only, failure: None };
         let module = module.map(&mut fill);
         fill.failure.map_or(Ok(module), Err)
     }
@@ -202,30 +212,30 @@ impl Streamed {
     /// The sum of a parameter's gradients, in f32.
     pub(crate) fn sum<const D: usize>(&self, id: ParamId, device: &Device) -> Result<Option<Tensor<D>>, Error> {
         match self.0.layout.numbers.get(&id) {
-            Some(number) if self.lock().summed.contains(number) => self.sum_of(*number, device),
+            Some(number) if self.lock().summed.contains(number) => self.sum_of(*number, device).map(Some),
             _ => Ok(None),
         }
     }
 
-    pub(super) fn sum_of<const D: usize>(&self, number: usize, device: &Device) -> Result<Option<Tensor<D>>, Error> {
-        let bytes = self.0.store.read(Blob { parameter: number, content: Content::Gradient })?;
-        Ok(bytes.map(|bytes| tensor(bytes, &self.0.layout.entries[number].shape, DType::F32, device)))
+    /// The sum of a parameter's gradients, which exists.
+    pub(super) fn sum_of<const D: usize>(&self, number: usize, device: &Device) -> Result<Tensor<D>, Error> {
+        let blob = Blob { parameter: number, content: Content::Gradient };
+        let bytes = self.0.store.read(blob)?.ok_or_else(|| missing(blob))?;
+        tensor(blob, bytes, &self.0.layout.entries[number].shape, device)
     }
 
-    /// Takes the gradient of a parameter. In f32 it is the new sum: the backward pass went on with the [old one](Self::sum). In another dtype
-    /// it is added to the sum.
-    pub(crate) fn add<const D: usize>(&self, id: ParamId, gradient: Tensor<D>) -> Result<(), Error> {
-        let Some(number) = self.0.layout.numbers.get(&id).copied() else { return Ok(()) };
-        let sum = match gradient.dtype() {
-            DType::F32 => gradient,
-            _ => {
-                let gradient = gradient.cast(DType::F32);
-                match self.sum::<D>(id, &gradient.device())? {
-                    Some(sum) => sum + gradient,
-                    None => gradient,
-                }
-            }
+    /// Adds a gradient to the sum of a parameter's gradients.
+    pub(crate) fn add_to_sum<const D: usize>(&self, id: ParamId, gradient: Tensor<D>) -> Result<(), Error> {
+        let sum = match self.sum::<D>(id, &gradient.device())? {
+            Some(sum) => sum + gradient,
+            None => gradient,
         };
+        self.put_sum(id, sum)
+    }
+
+    /// Puts the sum of a parameter's gradients, in f32, in the place of the one before.
+    pub(crate) fn put_sum<const D: usize>(&self, id: ParamId, sum: Tensor<D>) -> Result<(), Error> {
+        let Some(number) = self.0.layout.numbers.get(&id).copied() else { return Ok(()) };
         self.0.store.write(Blob { parameter: number, content: Content::Gradient }, &bytes_of(sum)?)?;
         self.lock().summed.insert(number);
         Ok(())
@@ -236,8 +246,22 @@ impl Streamed {
         self.lock().summed.iter().copied().collect()
     }
 
+    /// Whether an optimizer of this process has read or written a parameter's state before.
+    pub(super) fn has_read(&self, number: usize) -> bool {
+        self.lock().read.contains(&number)
+    }
+
+    pub(super) fn note_read(&self, number: usize) {
+        self.lock().read.insert(number);
+    }
+
     pub(super) fn layout(&self) -> &Layout {
         &self.0.layout
+    }
+
+    /// The bytes of a value, read ahead or now.
+    pub(super) fn value(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
+        self.0.prefetch.take(blob)
     }
 
     pub(super) fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
@@ -247,10 +271,7 @@ impl Streamed {
     /// Writes the next version of a blob, for the next commit.
     pub(super) fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
         self.0.store.write(blob, bytes)?;
-        let mut state = self.lock();
-        if !state.written.contains(&blob) {
-            state.written.push(blob);
-        }
+        self.lock().written.insert(blob);
         Ok(())
     }
 
@@ -260,99 +281,23 @@ impl Streamed {
     }
 }
 
-/// Takes the values out of the parameters that learn, and writes them to `store`. The first parameters get the ids of `known` ones.
-fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[Entry]) -> Result<(Layout, M), Error> {
-    struct Empty<'a> {
-        store: Option<&'a dyn Store>,
-        known: &'a [Entry],
-        /// The new id of each parameter.
-        ids: HashMap<ParamId, ParamId>,
-        layout: Layout,
-        path: Vec<String>,
-        failure: Option<Error>,
+/// The tensor of a blob's bytes, in f32.
+pub(super) fn tensor<const D: usize>(
+    blob: Blob,
+    bytes: Vec<u8>,
+    shape: &[usize],
+    device: &Device,
+) -> Result<Tensor<D>, Error> {
+    let (found, expected) = (bytes.len(), 4 * shape.iter().product::<usize>());
+    if found != expected {
+        let reason = format!("it has {found} bytes, expected {expected}");
+        return Err(Error::Store { path: blob.to_string(), reason });
     }
-    impl ModuleMapper for Empty<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if !param.is_require_grad() || self.failure.is_some() {
-                return param;
-            }
-            let (old, tensor, mapper) = param.consume();
-            let id = match self.ids.get(&old) {
-                Some(id) => *id,
-                None => {
-                    let known = self.known.get(self.layout.entries.len());
-                    let id = known.map_or(old, |known| known.id.into());
-                    self.ids.insert(old, id);
-                    let parameter = self.layout.add(Entry::of(id, &self.path, &tensor));
-                    let blob = Blob { parameter, content: Content::Value };
-                    let bytes = self.store.map(|store| (store, bytes_of(tensor.clone().inner())));
-                    let written = bytes.map(|(store, bytes)| store.write(blob, &bytes?));
-                    self.failure = written.and_then(Result::err);
-                    id
-                }
-            };
-            let hollow = Tensor::<D>::full([1; D], f32::NAN, (&tensor.device().inner(), tensor.dtype()));
-            Param::from_mapped_value(id, like(hollow.expand::<D, _>(tensor.shape()), &tensor), mapper)
-        }
-    }
-    let (layout, ids) = (Layout::default(), HashMap::new());
-    let mut empty = Empty { store, known, ids, layout, path: vec![], failure: None };
-    let module = module.map(&mut empty);
-    match empty.failure {
-        Some(error) => Err(error),
-        None => Ok((empty.layout, module)),
-    }
+    Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, DType::F32), (device, DType::F32)))
 }
 
-/// Gives parameters their values.
-struct Fill<'a> {
-    streamed: &'a Streamed,
-    only: Option<usize>,
-    failure: Option<Error>,
-}
-
-impl ModuleMapper for Fill<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let shared = &self.streamed.0;
-        let Some(number) = shared.layout.numbers.get(&param.id).copied() else { return param };
-        if self.failure.is_some() || self.only.is_some_and(|only| only != number) {
-            return param;
-        }
-        match shared.prefetch.take(Blob { parameter: number, content: Content::Value }) {
-            Ok(Some(bytes)) => {
-                let Entry { shape, dtype, .. } = &shared.layout.entries[number];
-                param.map(|hollow| like(tensor(bytes, shape, *dtype, &hollow.device().inner()), &hollow))
-            }
-            Ok(None) => {
-                let path = shared.layout.entries[number].path.clone();
-                self.failure = Some(Error::Store { path, reason: "its value is missing".into() });
-                param
-            }
-            Err(error) => {
-                self.failure = Some(error);
-                param
-            }
-        }
-    }
-}
-
-/// A tensor without a graph as a parameter like another: on its device, and a leaf that learns if the other one does.
-fn like<const D: usize>(tensor: Tensor<D>, other: &Tensor<D>) -> Tensor<D> {
-    let Some(strategy) = other.gradient_checkpointing_strategy() else { return tensor };
-    let tensor = tensor.autodiff().with_gradient_checkpointing_strategy(strategy);
-    tensor.set_require_grad(other.is_require_grad())
-}
-
-pub(super) fn tensor<const D: usize>(bytes: Vec<u8>, shape: &[usize], dtype: DType, device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype))
+pub(super) fn missing(blob: Blob) -> Error {
+    Error::Store { path: blob.to_string(), reason: "it is missing".into() }
 }
 
 /// The values of a tensor without a graph.

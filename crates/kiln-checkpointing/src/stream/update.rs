@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Bytes, DType, Device, Tensor};
+use burn::tensor::{Bytes, Device, Tensor};
 
 use super::store::{Blob, Content};
 use super::streamed::{Streamed, bytes_of, tensor};
@@ -16,10 +16,9 @@ impl Streamed {
     /// [`Error::Store`].
     pub fn each_gradient(&self, device: &Device, mut each: impl FnMut(Tensor<1>)) -> Result<(), Error> {
         for number in self.summed() {
-            let elements = self.layout().entries[number].shape.iter().product();
-            if let Some(sum) = self.flat_sum(number, elements, device)? {
-                each(sum);
-            }
+            let blob = Blob { parameter: number, content: Content::Gradient };
+            let bytes = self.read(blob)?.unwrap_or_default();
+            each(tensor(blob, bytes, &[self.layout().entries[number].shape.iter().product()], device)?);
         }
         Ok(())
     }
@@ -31,7 +30,8 @@ impl Streamed {
     /// burn loads the optimizer's state on its default device, and moves it to that of the parameter.
     ///
     /// # Errors
-    /// [`Error::Store`]; the parameters are then unchanged, and their gradients are kept.
+    /// [`Error::Store`], and [`Error::StoreMismatch`] for state of another optimizer; the parameters are then unchanged, and their gradients are
+    /// kept.
     pub fn update<M: Module>(
         &self,
         module: &M,
@@ -40,13 +40,15 @@ impl Streamed {
         factor: f64,
     ) -> Result<(), Error> {
         let rate = rate.into();
+        self.begin_update();
         for number in self.summed() {
-            let filled = self.filled_with(module.clone(), number)?;
-            let mut gradients = Gradient { streamed: self, number, factor, found: GradientsParams::new(), failure: None };
-            filled.visit(&mut gradients);
-            if let Some(error) = gradients.failure {
-                return Err(error);
-            }
+            let filled = self.filled_with(module.clone(), Some(number))?;
+            let mut gradient = Gradient { streamed: self, number, factor, found: None };
+            filled.visit(&mut gradient);
+            let Some(gradients) = gradient.found.transpose()? else {
+                let path = &self.layout().entries[number].path;
+                return Err(Error::StoreMismatch { reason: format!("the module to update has no parameter {path}") });
+            };
             let blob = |content| Blob { parameter: number, content };
             let unreadable = |e: &dyn std::fmt::Display| Error::Store {
                 path: blob(Content::State).to_string(),
@@ -55,11 +57,22 @@ impl Streamed {
             let record = self.read(blob(Content::State))?;
             let record = record.map(|bytes| OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes)));
             let record = record.transpose().map_err(|e| unreadable(&e))?.unwrap_or_default();
+            let tensors = record.len();
             let mut optimizer = optimizer.clone().load_record(record);
-            let updated = optimizer.step(rate.clone(), filled, gradients.found);
-            let state = optimizer.into_bytes().map_err(|e| unreadable(&e))?;
+            // burn begins anew with state that it cannot read.
+            if !self.has_read(number) && optimizer.to_record().len() != tensors {
+                let path = &self.layout().entries[number].path;
+                let reason = format!("the optimizer cannot read the state of {path}: use the one that has written it");
+                return Err(Error::StoreMismatch { reason });
+            }
+            self.note_read(number);
+            let updated = optimizer.step(rate.clone(), filled, gradients);
+            // The state exists once more as a record and once as bytes: one after the other.
+            let record = optimizer.to_record();
+            drop(optimizer);
+            let state = record.into_bytes().map_err(|e| unreadable(&e))?;
             self.write(blob(Content::State), &state)?;
-            drop((state, optimizer));
+            drop(state);
             let mut value = Value { streamed: self, number, value: None };
             updated.visit(&mut value);
             if let Some(value) = value.value {
@@ -69,40 +82,34 @@ impl Streamed {
         Ok(())
     }
 
-    fn flat_sum(&self, number: usize, elements: usize, device: &Device) -> Result<Option<Tensor<1>>, Error> {
-        let bytes = self.read(Blob { parameter: number, content: Content::Gradient })?;
-        Ok(bytes.map(|bytes| tensor(bytes, &[elements], DType::F32, device)))
-    }
-
     fn is(&self, id: ParamId, number: usize) -> bool {
         self.layout().numbers.get(&id) == Some(&number)
     }
 }
 
-/// Reads the gradient of one parameter.
+/// Reads the gradient of one parameter, which several fields may share.
 struct Gradient<'a> {
     streamed: &'a Streamed,
     number: usize,
     factor: f64,
-    found: GradientsParams,
-    failure: Option<Error>,
+    found: Option<Result<GradientsParams, Error>>,
 }
 
 impl ModuleVisitor for Gradient<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.streamed.is(param.id, self.number) {
+        if self.found.is_some() || !self.streamed.is(param.id, self.number) {
             return;
         }
-        match self.streamed.sum_of::<D>(self.number, &param.val().device().inner()) {
-            Ok(Some(sum)) if self.factor == 1.0 => self.found.register(param.id, sum),
-            Ok(Some(sum)) => self.found.register(param.id, sum * self.factor),
-            Ok(None) => {}
-            Err(error) => self.failure = Some(error),
-        }
+        let sum = self.streamed.sum_of::<D>(self.number, &param.device().inner());
+        self.found = Some(sum.map(|sum| {
+            let mut gradients = GradientsParams::new();
+            gradients.register(param.id, if self.factor == 1.0 { sum } else { sum * self.factor });
+            gradients
+        }));
     }
 }
 
-/// Takes the value of one parameter.
+/// Takes the new value of one parameter. burn updates the first of several fields that share it.
 struct Value<'a> {
     streamed: &'a Streamed,
     number: usize,
@@ -111,7 +118,7 @@ struct Value<'a> {
 
 impl ModuleVisitor for Value<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.streamed.is(param.id, self.number) {
+        if self.value.is_none() && self.streamed.is(param.id, self.number) {
             self.value = Some(bytes_of(param.val().inner()));
         }
     }

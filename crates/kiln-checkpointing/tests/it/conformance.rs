@@ -12,7 +12,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use kiln_checkpointing::{Chain, Checkpoint, Mode, Plan, PlanSegment, Tensors};
-use kiln_operations::onto;
+use kiln_operations::accumulate_into;
 
 use crate::support::{alone, bits, float_bits, gradients, input_gradients, leaf, loss};
 
@@ -63,7 +63,7 @@ where
     let mut sums = GradientsParams::from_module(&mut found, &model);
     let second = run(3);
     all.push(float_bits(second.clone()));
-    let found = onto(loss(second), &model, &mut sums, |_| true).backward();
+    let found = accumulate_into(loss(second), &model, &mut sums, |_| true).backward();
     all.extend(bits(&model, &found));
     all
 }

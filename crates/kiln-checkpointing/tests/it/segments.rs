@@ -9,7 +9,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor};
 use kiln_checkpointing::{Chain, Checkpoint, Error, Plan, checkpoint};
-use kiln_operations::onto;
+use kiln_operations::accumulate_into;
 
 use crate::HEAP;
 use crate::support::{alone, bits, float_bits, gradients, input_gradients, leaf, loss};
@@ -300,7 +300,7 @@ fn peak_of_a_second_micro_batch(layers: &[Linear], plan: &Plan, own_sums: bool) 
     HEAP.reset_peak();
     let before = HEAP.live_bytes();
     match own_sums {
-        true => drop(onto(loss(run()), &layers, &mut sums, |_| true).backward()),
+        true => drop(accumulate_into(loss(run()), &layers, &mut sums, |_| true).backward()),
         false => drop(loss(run()).backward()),
     }
     HEAP.peak_bytes() - before

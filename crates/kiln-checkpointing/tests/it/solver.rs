@@ -113,17 +113,19 @@ proptest! {
 
 /// A chain whose blocks may be streamed; `alike` makes all blocks like the first.
 fn stored(length: impl Into<proptest::collection::SizeRange>, alike: bool) -> impl Strategy<Value = ChainCost> {
-    (chain(length, false), prop::collection::vec((1u64..30, 0u64..60), 40), 1e-5f64..1e-2).prop_map(move |(mut costs, sizes, store)| {
-        let first = costs.blocks[0];
-        for (cost, (parameters, state)) in costs.blocks.iter_mut().zip(&sizes) {
-            (cost.parameters, cost.state) = (*parameters, *state);
-            if alike {
-                *cost = Cost { parameters: sizes[0].0, state: sizes[0].1, ..first };
+    (chain(length, false), prop::collection::vec((1u64..30, 0u64..60), 40), 1e-5f64..1e-2).prop_map(
+        move |(mut costs, sizes, store)| {
+            let first = costs.blocks[0];
+            for (cost, (parameters, state)) in costs.blocks.iter_mut().zip(&sizes) {
+                (cost.parameters, cost.state) = (*parameters, *state);
+                if alike {
+                    *cost = Cost { parameters: sizes[0].0, state: sizes[0].1, ..first };
+                }
             }
-        }
-        costs.resident += costs.blocks.iter().map(|cost| cost.parameters + cost.state).sum::<u64>();
-        costs.with_store(store)
-    })
+            costs.resident += costs.blocks.iter().map(|cost| cost.parameters + cost.state).sum::<u64>();
+            costs.with_store(store)
+        },
+    )
 }
 
 /// Every plan whose streamed segments have one block.
@@ -136,7 +138,8 @@ fn with_streamed(blocks: usize) -> Vec<Plan> {
         });
         Plan::try_from(segments.collect::<Vec<_>>()).unwrap()
     });
-    let one = |plan: &Plan| plan.segments().iter().all(|segment| segment.mode != Mode::Stream || segment.blocks.len() == 1);
+    let one =
+        |plan: &Plan| plan.segments().iter().all(|segment| segment.mode != Mode::Stream || segment.blocks.len() == 1);
     streamed.filter(one).collect()
 }
 

@@ -92,7 +92,8 @@ impl StepTrace {
             let last = (update - start).saturating_sub(1);
             curve.add(0..=last, sums);
             let once = self.read_once();
-            let made = (backward..update).flat_map(|index| self.graph.outputs_at(index).iter().map(move |out| (*out, index)));
+            let made =
+                (backward..update).flat_map(|index| self.graph.outputs_at(index).iter().map(move |out| (*out, index)));
             let gradients = made.filter(|(tensor, _)| is_gradient(tensor));
             let added_at: HashMap<_, _> =
                 gradients.filter_map(|(tensor, index)| Some((self.path_of(tensor as usize)?, index - start))).collect();

@@ -114,6 +114,10 @@ mod tests {
         ];
         assert_eq!(found, expected.map(|(path, blocks)| (path, blocks.to_vec())));
         let once: Vec<&str> = trace.read_once().into_iter().filter(|path| path.ends_with("weight")).collect();
-        assert_eq!(once, ["blocks.0.weight", "blocks.1.weight", "blocks.2.weight"], "not the first layer, which is also the last");
+        assert_eq!(
+            once,
+            ["blocks.0.weight", "blocks.1.weight", "blocks.2.weight"],
+            "not the first layer, which is also the last"
+        );
     }
 }

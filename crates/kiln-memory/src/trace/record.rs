@@ -10,7 +10,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{Module, ParamGroup};
 use burn::optim::{DynOptimizer, GradientsParams, Optimizer};
 use burn::tensor::{Device, Tensor};
-use kiln_operations::onto;
+use kiln_operations::accumulate_into;
 
 use crate::error::Error;
 
@@ -22,7 +22,7 @@ use super::recorder::Recorder;
 use super::recorder::{Recording, Role};
 use super::step_trace::StepTrace;
 use super::update::Update;
-use super::walk::{FirstGradients, NoteSums, Norm, Parameters, Sums, Take, Untrack};
+use super::walk::{FirstGradients, Norm, NoteSums, Parameters, Sums, Take, Untrack};
 
 type Tracked = Autodiff<Capture>;
 
@@ -244,7 +244,7 @@ fn step<M: Module + 'static>(
         return Err(format!("the loss has {} elements, expected 1", dims[0]));
     }
     recorder.mark(marks);
-    let loss = onto(loss, &model, &mut sums.sum, |id| ids.contains(&id));
+    let loss = accumulate_into(loss, &model, &mut sums.sum, |id| ids.contains(&id));
     let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
         return Err(NO_GRADIENT.into());
     };

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_checkpointing::{Chain, Mode, Plan, Tensors};
 use kiln_memory::{Recomputed, StepOptions, StepTrace, record_step};
 use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig};
-use kiln_operations::onto;
+use kiln_operations::accumulate_into;
 use kiln_precision::{Policy, Precision};
 
 use crate::HEAP;
@@ -122,7 +122,7 @@ pub(crate) fn measure<C: Case, O: Optimizer>(case: &C, setup: &Setup<O>, batch: 
         let loss = loss(&model);
         peaks[0] = HEAP.peak_bytes() - before;
         HEAP.reset_peak();
-        let loss = onto(loss, &model, &mut sums.sum, |id| used_once.contains(&id));
+        let loss = accumulate_into(loss, &model, &mut sums.sum, |id| used_once.contains(&id));
         sums.gradients = GradientsParams::from_grads(loss.backward(), &model);
         model.visit(&mut sums);
         peaks[1] = HEAP.peak_bytes() - before;

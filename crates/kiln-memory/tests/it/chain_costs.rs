@@ -103,7 +103,8 @@ fn costs_add_up_to_the_plain_step() {
         for block in &costs.blocks {
             assert!(block.input_bytes > 0 && block.saved_bytes > 0, "{name}: {block:?}");
             // Gradients that are added to sums take the place of these. In 16 bits, norms read their parameters several times.
-            let (summed, most) = (name.contains("summed"), if name.contains("f32") { 0 } else { block.input_bytes / 50 });
+            let (summed, most) =
+                (name.contains("summed"), if name.contains("f32") { 0 } else { block.input_bytes / 50 });
             let fits = if summed { block.gradient_bytes <= most } else { block.gradient_bytes > 0 };
             assert!(fits, "{name}: {block:?}");
         }

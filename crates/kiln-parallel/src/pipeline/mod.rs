@@ -133,7 +133,7 @@ impl Pipeline {
         G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
         H: Fn(usize, Action) -> Result<(), E> + Sync,
     {
-        self.run_onto(forward, |_, _, root| root, gradients, guard)
+        self.run_from(forward, |_, _, root| root, gradients, guard)
     }
 
     /// [`run_guarded`](Self::run_guarded), with a function of the root of each backward pass: `root(stage, micro_batch, root)` is called on
@@ -142,7 +142,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
-    pub fn run_onto<E, F, R, G, H>(
+    pub fn run_from<E, F, R, G, H>(
         &self,
         forward: F,
         root: R,

@@ -62,9 +62,9 @@ where
     let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?
         .execution(execution)
         .devices(&division.devices[..]);
-    let ran = pipeline.run_onto(
+    let ran = pipeline.run_from(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
-        |stage, micro_batch, root| run.onto_sums(stage, micro_batch, root),
+        |stage, micro_batch, root| run.accumulating(stage, micro_batch, root),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
         |stage, action| {
             staged.meter.iter().for_each(|meter| meter.enter(stage, action));
@@ -180,9 +180,9 @@ impl<T: Task> Run<'_, T> {
     }
 
     /// The root of a stage's backward pass, which adds gradients to the stage's sums where it makes them.
-    fn onto_sums(&self, stage: usize, micro_batch: usize, root: Tensor<1>) -> Tensor<1> {
+    fn accumulating(&self, stage: usize, micro_batch: usize, root: Tensor<1>) -> Tensor<1> {
         match &*lock(&self.models[micro_batch]) {
-            Some(leaves) => self.gradients.onto(leaves, stage, root, &self.read_once),
+            Some(leaves) => self.gradients.accumulate_into(leaves, stage, root, &self.read_once),
             None => root,
         }
     }

@@ -34,7 +34,7 @@ impl StageGradients {
 
     /// The root of a stage's backward pass that goes on with the stage's sums of the parameters in `which`. Its gradients must then be
     /// [added](Self::add).
-    pub(crate) fn onto(
+    pub(crate) fn accumulate_into(
         &self,
         model: &impl Module,
         stage: usize,
@@ -42,7 +42,7 @@ impl StageGradients {
         which: &HashSet<ParamId>,
     ) -> Tensor<1> {
         let own = |id| which.contains(&id) && self.uses.first(id) == stage;
-        lock(&self.sums[stage]).onto(root, model, own)
+        lock(&self.sums[stage]).accumulate_into(root, model, own)
     }
 
     /// Adds a stage's gradients of one micro-batch.

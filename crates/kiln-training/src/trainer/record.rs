@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use burn::tensor::Device;
-use kiln_checkpointing::Plan;
+use kiln_checkpointing::{Mode, Plan};
 use kiln_memory::{BackendProfile, Kernels};
 use kiln_precision::{Precision, Scaling};
 
@@ -148,6 +148,11 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Recompute::Every(length) => Some(Plan::every(blocks, *length)?),
             Recompute::Offload => Some(Plan::offload(blocks, 1)?),
             Recompute::Sqrt => Some(planner.sqrt()?),
+            Recompute::Plan(plan) if plan.segments().iter().any(|segment| segment.mode == Mode::Stream) => {
+                let (name, value) = ("checkpoint plan", plan.to_string());
+                let expected = "segments that are plain, recompute or offload: a trainer has all parameters in memory";
+                return Err(Error::InvalidSetting { name, value, expected });
+            }
             Recompute::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
             Recompute::Plan(plan) => {
                 return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());
