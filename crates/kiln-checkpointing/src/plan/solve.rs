@@ -19,7 +19,7 @@ const KEPT: usize = 256;
 /// Where blocks [may be streamed](ChainCost::with_store), the search is repeated with more and more blocks streamed, one by one, in the order
 /// of the bytes that leave memory for each second. So there is a plan down to the memory of the largest block.
 ///
-/// Chains of up to 64 blocks are solved exactly, apart from the choice of streamed blocks; of the fastest plans, the one with the least peak is returned. Longer chains
+/// Chains of up to 64 blocks are solved exactly, and up to 8 blocks if some may be streamed; of the fastest plans, the one with the least peak is returned. Longer chains
 /// keep at most 256 partial plans per block, spread over the bytes held: the plan is within the budget, and may be slightly
 /// slower than the fastest.
 ///

@@ -5,7 +5,9 @@ use std::ops::Range;
 use super::cost::{ChainCost, Cost, Step, Sums, picoseconds};
 use super::segments::{Mode, Plan, PlanSegment};
 
-/// Numbers of streamed blocks that are tried, at most. In longer chains they are spread evenly.
+/// In chains up to this length, all sets of streamed blocks are tried.
+const ALL: usize = 8;
+/// Numbers of streamed blocks that are tried in longer chains, at most. They are spread evenly.
 const TRIED: usize = 64;
 
 impl ChainCost {
@@ -39,8 +41,8 @@ impl ChainCost {
         }
     }
 
-    /// The sets of blocks to stream that are tried, from none to all: more and more of the blocks in the order of the bytes that leave memory
-    /// for each second. Of blocks that are alike, once the first ones, which are recomputed anyway, and once the last ones, whose activations
+    /// The sets of blocks to stream that are tried, from none to all. In long chains more and more of the blocks in the order of the bytes that
+    /// leave memory for each second. Of blocks that are alike, once the first ones, which are recomputed anyway, and once the last ones, whose activations
     /// and gradients exist together with those of all others.
     pub(super) fn streamable(&self) -> Vec<Vec<usize>> {
         let Some(store) = self.store else { return vec![vec![]] };
@@ -49,6 +51,12 @@ impl ChainCost {
             let cost = &self.blocks[*block];
             (cost.parameters + cost.state + cost.gradients) as f64 / seconds(cost)
         };
+        if self.blocks.len() <= ALL {
+            let mut sets: Vec<u32> = (0..1 << self.blocks.len()).collect();
+            sets.sort_by_key(|set| set.count_ones());
+            let blocks = |set: u32| (0..self.blocks.len()).filter(|block| set >> block & 1 == 1).collect();
+            return sets.into_iter().map(blocks).collect();
+        }
         let mut first: Vec<usize> = (0..self.blocks.len()).collect();
         let mut last: Vec<usize> = first.iter().copied().rev().collect();
         let count = first.len();
@@ -85,10 +93,15 @@ mod tests {
     #[test]
     fn blocks_are_streamed_in_the_order_of_bytes_for_each_second() {
         let cost = |parameters, forward| Cost { parameters, forward, ..Cost::default() };
-        let chain = ChainCost::new(vec![cost(10, 1.0), cost(30, 1.0), cost(10, 1.0), cost(10, 0.1)]);
+        let mut blocks = vec![cost(10, 1.0); 9];
+        (blocks[1], blocks[3]) = (cost(30, 1.0), cost(10, 0.1));
+        let chain = ChainCost::new(blocks);
         assert_eq!(chain.streamable(), [[0; 0]], "without a store nothing is streamed");
         let sets = chain.with_store(1e-6).streamable();
-        assert_eq!(sets, [vec![], vec![3], vec![1, 3], vec![0, 1, 3], vec![1, 2, 3], vec![0, 1, 2, 3]]);
+        assert_eq!(sets[..6], [vec![], vec![3], vec![1, 3], vec![0, 1, 3], vec![1, 3, 8], vec![0, 1, 2, 3]]);
+        assert_eq!(sets.last(), Some(&(0..9).collect()));
+        let short = ChainCost::new(vec![cost(10, 1.0); 3]).with_store(1e-6).streamable();
+        assert_eq!(short, [vec![], vec![0], vec![1], vec![2], vec![0, 1], vec![0, 2], vec![1, 2], vec![0, 1, 2]]);
         let many = ChainCost::new(vec![cost(10, 1.0); 1000]).with_store(1e-6).streamable();
         assert_eq!((many.len(), many[1].len(), many[2 * TRIED - 1].len()), (2 * TRIED, 15, 1000));
     }

@@ -1,5 +1,6 @@
 //! Blocks whose parameters, gradients and optimizer state live in a store.
 
+mod bytes;
 mod file;
 mod host;
 mod layout;

@@ -5,9 +5,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::bytes::{bytes_of, missing, tensor};
 use super::layout::{Entry, Layout};
 use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
@@ -185,7 +186,7 @@ impl Streamed {
 
     /// `module` with the values of all parameters, or of one.
     pub(super) fn filled_with<M: Module>(&self, module: M, only: Option<usize>) -> Result<M, Error> {
-        let mut fill = Fill { streamed: self, only, failure: None };
+        let mut fill = Fill { layout: &self.0.layout, prefetch: &self.0.prefetch, only, failure: None };
         let module = module.map(&mut fill);
         fill.failure.map_or(Ok(module), Err)
     }
@@ -259,11 +260,6 @@ impl Streamed {
         &self.0.layout
     }
 
-    /// The bytes of a value, read ahead or now.
-    pub(super) fn value(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
-        self.0.prefetch.take(blob)
-    }
-
     pub(super) fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
         self.0.store.read(blob)
     }
@@ -279,29 +275,4 @@ impl Streamed {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The tensor of a blob's bytes, in f32.
-pub(super) fn tensor<const D: usize>(
-    blob: Blob,
-    bytes: Vec<u8>,
-    shape: &[usize],
-    device: &Device,
-) -> Result<Tensor<D>, Error> {
-    let (found, expected) = (bytes.len(), 4 * shape.iter().product::<usize>());
-    if found != expected {
-        let reason = format!("it has {found} bytes, expected {expected}");
-        return Err(Error::Store { path: blob.to_string(), reason });
-    }
-    Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, DType::F32), (device, DType::F32)))
-}
-
-pub(super) fn missing(blob: Blob) -> Error {
-    Error::Store { path: blob.to_string(), reason: "it is missing".into() }
-}
-
-/// The values of a tensor without a graph.
-pub(super) fn bytes_of<const D: usize>(tensor: Tensor<D>) -> Result<Bytes, Error> {
-    let data = tensor.try_into_data().map_err(|e| Error::Store { path: "a tensor".into(), reason: e.to_string() })?;
-    Ok(data.into_bytes())
 }

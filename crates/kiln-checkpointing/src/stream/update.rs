@@ -5,8 +5,9 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Device, Tensor};
 
+use super::bytes::{bytes_of, tensor};
 use super::store::{Blob, Content};
-use super::streamed::{Streamed, bytes_of, tensor};
+use super::streamed::Streamed;
 use crate::Error;
 
 impl Streamed {

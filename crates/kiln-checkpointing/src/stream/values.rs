@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 
+use super::bytes::{bytes_of, missing, tensor};
 use super::layout::{Entry, Layout};
+use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
-use super::streamed::{Streamed, bytes_of, missing, tensor};
 use crate::Error;
 
 /// Takes the values out of the parameters that learn, and writes them to `store`. The first parameters get the ids of `known` ones.
@@ -70,20 +71,20 @@ pub(super) fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[En
 
 /// Gives parameters their values.
 pub(super) struct Fill<'a> {
-    pub(super) streamed: &'a Streamed,
+    pub(super) layout: &'a Layout,
+    pub(super) prefetch: &'a Prefetch,
     pub(super) only: Option<usize>,
     pub(super) failure: Option<Error>,
 }
 
 impl ModuleMapper for Fill<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(number) = self.streamed.layout().numbers.get(&param.id).copied() else { return param };
+        let Some(number) = self.layout.numbers.get(&param.id).copied() else { return param };
         if self.failure.is_some() || self.only.is_some_and(|only| only != number) {
             return param;
         }
-        let (blob, shape) =
-            (Blob { parameter: number, content: Content::Value }, &self.streamed.layout().entries[number].shape);
-        let bytes = self.streamed.value(blob).and_then(|bytes| bytes.ok_or_else(|| missing(blob)));
+        let (blob, shape) = (Blob { parameter: number, content: Content::Value }, &self.layout.entries[number].shape);
+        let bytes = self.prefetch.take(blob).and_then(|bytes| bytes.ok_or_else(|| missing(blob)));
         match bytes.and_then(|bytes| tensor(blob, bytes, shape, &param.device().inner())) {
             Ok(value) => param.map(|hollow| like(value, &hollow)),
             Err(error) => {

@@ -1,0 +1,31 @@
+//! Tensors as the bytes of a blob.
+
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
+
+use super::store::Blob;
+use crate::Error;
+
+/// The tensor of a blob's bytes, in f32.
+pub(super) fn tensor<const D: usize>(
+    blob: Blob,
+    bytes: Vec<u8>,
+    shape: &[usize],
+    device: &Device,
+) -> Result<Tensor<D>, Error> {
+    let (found, expected) = (bytes.len(), 4 * shape.iter().product::<usize>());
+    if found != expected {
+        let reason = format!("it has {found} bytes, expected {expected}");
+        return Err(Error::Store { path: blob.to_string(), reason });
+    }
+    Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, DType::F32), (device, DType::F32)))
+}
+
+pub(super) fn missing(blob: Blob) -> Error {
+    Error::Store { path: blob.to_string(), reason: "it is missing".into() }
+}
+
+/// The values of a tensor without a graph.
+pub(super) fn bytes_of<const D: usize>(tensor: Tensor<D>) -> Result<Bytes, Error> {
+    let data = tensor.try_into_data().map_err(|e| Error::Store { path: "a tensor".into(), reason: e.to_string() })?;
+    Ok(data.into_bytes())
+}
