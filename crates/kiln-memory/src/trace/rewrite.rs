@@ -234,22 +234,31 @@ impl Rewrite {
     }
 
     /// Operations to move, with their new positions. A nested backward pass ends with the gradients of its parameters. The plain backward
-    /// pass makes them at its very end, which matters if they are cast.
+    /// pass makes them at its very end, which matters if they are cast. Gradients that are added to sums are added after the nested backward
+    /// pass, and before that in the plain one.
     fn gradients_of_passes(&self) -> BTreeMap<usize, usize> {
         let [_, backward, update, _] = self.trace.phases;
         let graph = &self.trace.graph;
         let is_gradient = |tensor: u32| self.trace.tensors[tensor as usize].role == TraceRole::Gradient;
         let mut moved = BTreeMap::new();
         for index in backward..update {
-            // Sums of gradients are computed after the backward pass.
-            if !graph.outputs_at(index).iter().any(|output| is_gradient(*output))
-                || graph.inputs_at(index).iter().any(|input| is_gradient(input.tensor))
-            {
+            if !graph.outputs_at(index).iter().any(|output| is_gradient(*output)) {
                 continue;
             }
+            let (of_gradients, others): (Vec<&Use>, Vec<&Use>) =
+                graph.inputs_at(index).iter().partition(|input| is_gradient(input.tensor));
+            let (mut chain, mut origin, mut sum) = (vec![], index, None);
+            match (&of_gradients[..], &others[..]) {
+                ([], _) => {}
+                // A sum that the backward pass goes on with, and a gradient that it has made.
+                ([_], [made]) if self.made_at[made.tensor as usize] != NONE => {
+                    sum = Some(index);
+                    origin = self.made_at[made.tensor as usize] as usize;
+                }
+                // Sums that are computed after the backward pass.
+                _ => continue,
+            }
             // Skips the views that burn leaves for the end, back to the operation that computed the gradient.
-            let mut chain = vec![];
-            let mut origin = index;
             while let [input] = graph.inputs_at(origin)
                 && matches!(graph.kind_at(origin).short(), "Cast" | "Reshape" | "SwapDims" | "Permute")
                 && (backward..index).contains(&(self.made_at[input.tensor as usize] as usize))
@@ -259,6 +268,7 @@ impl Rewrite {
             }
             if let Some((pass, _)) = self.passes.iter().find(|(pass, _)| pass.contains(&origin)) {
                 moved.extend(chain.into_iter().filter(|index| *index >= pass.end).map(|index| (index, pass.end)));
+                moved.extend(sum.map(|index| (index, pass.end)));
             }
         }
         moved
