@@ -24,6 +24,7 @@ use kiln_cli::HEAP;
 use kiln_cli::units::MIB;
 use kiln_memory::{BackendProfile, StepTrace};
 use kiln_models::{GptConfig, ResNetConfig, Stem};
+use kiln_operations as _; // of the cases
 use kiln_precision::Precision;
 
 const HEAD: &str = "| Model | Optimizer | Precision | Plan | Batch | Predicted, MiB | Measured, MiB | Error |\n\

@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 
-use crate::trace::StepTrace;
+use crate::trace::{StepTrace, TraceRole};
 
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
@@ -164,6 +164,13 @@ impl<'a> Memory<'a> {
             Place { strides: NONE, .. } => self.stored(self.sizes.row_major(other)),
             Place { strides, rank, .. } => (strides, rank),
         }
+    }
+
+    /// Whether an operation adds a gradient to the sum of those before it.
+    pub(super) fn is_sum_of_gradients(&self, index: usize) -> bool {
+        let is_gradient = |tensor: u32| self.trace.tensors[tensor as usize].role == TraceRole::Gradient;
+        let (inputs, outputs) = (self.trace.graph.inputs_at(index), self.trace.graph.outputs_at(index));
+        inputs.iter().any(|input| is_gradient(input.tensor)) && outputs.iter().any(|output| is_gradient(*output))
     }
 
     pub(super) fn shape(&self, tensor: u32) -> &'a [usize] {

@@ -15,8 +15,8 @@ const MIB: u64 = 1 << 20;
 /// Budgets in MiB, in addition to the GPU's context.
 const BUDGETS: [&str; 3] = ["700", "400", "300"];
 /// How far CubeCL's pages may exceed the budget: in the first step, while they grow to the largest tensor and the old ones are released,
-/// and in an attempt that is then repeated smaller.
-const TRANSIENT: [f64; 2] = [1.5, 1.2];
+/// and in an attempt that is then repeated smaller. That depends on when pages are released: 348 or 365 MiB of 300 for the ResNet.
+const TRANSIENT: [f64; 2] = [1.5, 1.25];
 /// The number of processes, of which one must stay within these bounds.
 const TRIES: usize = 6;
 
