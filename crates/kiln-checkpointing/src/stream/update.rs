@@ -5,7 +5,7 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::bytes::{bytes_of, tensor};
+use super::bytes::{bytes_of, missing, tensor};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
 use crate::Error;
@@ -18,7 +18,7 @@ impl Streamed {
     pub fn each_gradient(&self, device: &Device, mut each: impl FnMut(Tensor<1>)) -> Result<(), Error> {
         for number in self.summed() {
             let blob = Blob { parameter: number, content: Content::Gradient };
-            let bytes = self.read(blob)?.unwrap_or_default();
+            let bytes = self.read(blob)?.ok_or_else(|| missing(blob))?;
             each(tensor(blob, bytes, &[self.layout().entries[number].shape.iter().product()], device)?);
         }
         Ok(())

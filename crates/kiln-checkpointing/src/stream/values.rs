@@ -11,7 +11,7 @@ use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
 use crate::Error;
 
-/// Takes the values out of the parameters that learn, and writes them to `store`. The first parameters get the ids of `known` ones.
+/// Takes the values out of the parameters that require gradients, and writes them to `store`. The first parameters get the ids of `known` ones.
 pub(super) fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[Entry]) -> Result<(Layout, M), Error> {
     struct Empty<'a> {
         store: Option<&'a dyn Store>,

@@ -89,7 +89,8 @@ proptest! {
         let costs = trace.chain_costs(batch, &flex()).unwrap();
         let peak = trace.with_plan(&plan).unwrap().estimate(batch, &flex()).unwrap().peak_bytes;
         let off = simulated(&costs, &plan) as f64 / peak as f64 - 1.0;
-        prop_assert!(off > -0.12 && off < 0.6, "{name} {batch} {plan:?}: {off:+.3}");
+        let least = if name.contains("summed") { -0.12 } else { -0.1 };
+        prop_assert!(off > least && off < 0.6, "{name} {batch} {plan:?}: {off:+.3}");
     }
 }
 

@@ -11,6 +11,7 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Distribution, Tensor};
 use kiln_checkpointing::{Chain, Error, FileStore, HostStore, Plan, Streamed};
 use kiln_operations::accumulate_into;
+use kiln_optimizers::AdamW8bit;
 
 use crate::HEAP;
 use crate::support::{alone, loss};
@@ -66,6 +67,11 @@ fn adamw() -> ModuleOptimizer {
 
 fn sgd() -> ModuleOptimizer {
     SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init()
+}
+
+/// AdamW with moments of 8 bits, for parameters of any size.
+fn adamw8bit() -> ModuleOptimizer {
+    AdamW8bit::new(&AdamWConfig::new()).unwrap().with_min_elements(1).into()
 }
 
 /// Bits of all parameters.
@@ -125,7 +131,7 @@ fn plans() -> Vec<Plan> {
 fn a_streamed_run_has_the_bits_of_the_run_in_memory() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
-    for (name, optimizer) in [("adamw", adamw()), ("sgd", sgd())] {
+    for (name, optimizer) in [("adamw", adamw()), ("sgd", sgd()), ("adamw8bit", adamw8bit())] {
         let expected = in_memory(optimizer.clone());
         for (index, plan) in plans().iter().enumerate() {
             for on_disk in [false, true] {
