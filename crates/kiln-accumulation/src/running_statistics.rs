@@ -96,12 +96,12 @@ impl RunningStatistics {
     }
 
     /// Writes the weighted mean to `model`, once per window.
-    pub fn commit(self, model: &impl Module) {
+    pub fn commit(&self, model: &impl Module) {
         write(model, &self.sum);
     }
 
     /// Restores the statistics from before the window, for a batch whose step is skipped.
-    pub fn restore(self, model: &impl Module) {
+    pub fn restore(&self, model: &impl Module) {
         if !self.before.is_empty() {
             settle(model);
         }

@@ -49,6 +49,7 @@ pub struct Window<S = Unscaled> {
     loss: Option<Tensor<1>>,
     sum: Accumulator,
     used_once: HashSet<ParamId>,
+    has_others: bool,
     state: PhantomData<S>,
 }
 
@@ -149,7 +150,7 @@ impl<S> Window<S> {
             return Err(Error::Scale(scale));
         }
         let (sum, used_once, state) = (Accumulator::new(), HashSet::new(), PhantomData);
-        Ok(Self { total, own, fed: 0, micro_batches: 0, scale, loss: None, sum, used_once, state })
+        Ok(Self { total, own, fed: 0, micro_batches: 0, scale, loss: None, sum, used_once, has_others: false, state })
     }
 
     /// Names the parameters that a forward pass uses once: nearly all of them, but not an embedding that is the output layer as well. The
@@ -161,6 +162,13 @@ impl<S> Window<S> {
     /// another way.
     pub fn used_once(mut self, parameters: impl IntoIterator<Item = ParamId>) -> Self {
         self.used_once.extend(parameters);
+        self
+    }
+
+    /// Says whether the backward pass also adds gradients to sums elsewhere, such as those of blocks whose parameters are in a store. Then
+    /// there may be none for the window.
+    pub fn with_others(mut self, has_others: bool) -> Self {
+        self.has_others = has_others;
         self
     }
 
@@ -182,7 +190,10 @@ impl<S> Window<S> {
         let WeightedLoss { mean, scaled } = WeightedLoss::new(loss, weight, total, self.scale)?;
         let scaled = self.sum.accumulate_into(scaled, model, |id| self.used_once.contains(&id));
         let gradients = GradientsParams::from_grads(scaled.backward(), model);
-        self.sum.add(model, gradients)?;
+        match self.sum.add(model, gradients) {
+            Err(Error::NoGradients) if self.has_others => {}
+            added => added?,
+        }
         let loss = match self.loss.take() {
             Some(loss) => loss + mean,
             None => mean,

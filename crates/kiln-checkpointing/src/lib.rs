@@ -51,7 +51,3 @@ pub use stream::{Blob, Content, FileStore, HostStore, Store, Streamed};
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/checkpointing.md")]
 struct Guide;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/streaming.md")]
-struct StreamingGuide;

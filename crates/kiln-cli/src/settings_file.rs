@@ -17,10 +17,11 @@ pub(crate) const CONFIG: &str = "config.toml";
 const KINDS: [Kind; 3] = [Classify::KIND, Segment::KIND, NextToken::KIND];
 
 /// Settings that hold a path.
-const PATHS: [&[&str]; 6] = [
+const PATHS: [&[&str]; 7] = [
     &["run", "data"],
     &["run", "init"],
     &["run", "from"],
+    &["run", "store"],
     &["text", "tokenizer", "bpe"],
     &["compression", "weights"],
     &["compression", "teacher", "checkpoint"],

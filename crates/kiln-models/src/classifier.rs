@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use crate::Error;
 use crate::mobilenet::{MobileNet, MobileNetBlock, MobileNetV2Config, MobileNetV3Config};
 use crate::resnet::{ResNet, ResNetBlock, ResNetConfig, Stem};
-use crate::safetensors::SafetensorsModel;
+use crate::safetensors::{SafetensorsModel, Values};
 use crate::shufflenet_v2::{ShuffleNetV2, ShuffleNetV2Block, ShuffleNetV2Config};
 use crate::vit::{Vit, VitBlock, VitConfig};
 
@@ -247,8 +247,8 @@ impl SafetensorsModel for Classifier {
         each!(Classifier, self, model => model.reading(store))
     }
 
-    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
-        each!(Classifier, self, model => model.writing(store))
+    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
+        each!(Classifier, self, model => model.writing(store, values))
     }
 
     fn head_path(&self) -> Option<&'static str> {

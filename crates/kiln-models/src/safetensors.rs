@@ -4,7 +4,8 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::store::{
-    ApplyError, ApplyResult, BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore,
+    ApplyError, ApplyResult, BurnToPyTorchAdapter, IdentityAdapter, KeyRemapper, ModuleAdapter, ModuleContext,
+    ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore, burn_pack,
 };
 use burn::tensor::{DType, Tensor};
 
@@ -24,7 +25,7 @@ pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
     #[doc(hidden)]
-    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore;
+    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore;
     /// The path of the layer whose outputs are the classes, if the model has such a layer of its own.
     #[doc(hidden)]
     fn head_path(&self) -> Option<&'static str>;
@@ -69,12 +70,36 @@ pub trait SafetensorsModel: Module + Sized {
     /// # Errors
     /// [`Error::Save`] when the file cannot be written.
     fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.save_safetensors_with(path, IdentityAdapter)
+    }
+
+    /// Writes as [`save_safetensors`](Self::save_safetensors) does, with the tensors that `values` gives in place of the model's own, for
+    /// a model whose values are elsewhere. One tensor is read at a time.
+    ///
+    /// # Errors
+    /// [`Error::Save`] when a tensor cannot be read, or the file not be written.
+    fn save_safetensors_with(&self, path: impl AsRef<Path>, values: impl ModuleAdapter + 'static) -> Result<(), Error> {
         let path = path.as_ref();
         let store = SafetensorsStore::from_file(path).clear_metadata().metadata("format", "pt").overwrite(true);
         // `valid` folds the running statistics of all threads into the value that is saved.
         self.valid()
-            .save_into(&mut self.writing(store))
+            .save_into(&mut self.writing(store, Values(Box::new(values))))
             .map_err(|e| Error::Save { path: path.to_owned(), reason: one_line(&e) })
+    }
+}
+
+/// Where the values come from that are written.
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct Values(Box<dyn ModuleAdapter>);
+
+impl ModuleAdapter for Values {
+    fn adapt(&self, tensor: burn_pack::Tensor, context: ModuleContext<'_>) -> burn_pack::Tensor {
+        self.0.adapt(tensor, context)
+    }
+
+    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
+        Box::new(self.clone())
     }
 }
 
@@ -172,9 +197,9 @@ macro_rules! by_names {
                 store.remap(remapper).with_from_adapter(PyTorchToBurnAdapter)
             }
 
-            fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
+            fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
                 let remapper = renamed(&self.names(), |(ours, theirs)| [ours, theirs]);
-                store.with_to_adapter(BurnToPyTorchAdapter).remap(remapper)
+                store.with_to_adapter(values.chain(BurnToPyTorchAdapter)).remap(remapper)
             }
 
             fn head_path(&self) -> Option<&'static str> {
@@ -193,9 +218,9 @@ impl SafetensorsModel for ResNet {
             .with_from_adapter(PyTorchToBurnAdapter)
     }
 
-    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
+    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
         store
-            .with_to_adapter(BurnToPyTorchAdapter)
+            .with_to_adapter(values.chain(BurnToPyTorchAdapter))
             .remap(remap(&[(r"\.downsample\.conv\.", ".downsample.0."), (r"\.downsample\.norm\.", ".downsample.1.")]))
     }
 
@@ -215,8 +240,12 @@ impl SafetensorsModel for Gpt {
         ]))
     }
 
-    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
-        store.remap(remap(&[(r"\.gamma$", ".weight"), (r"\.beta$", ".bias"), (r"^", "transformer.")]))
+    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
+        store.with_to_adapter(values).remap(remap(&[
+            (r"\.gamma$", ".weight"),
+            (r"\.beta$", ".bias"),
+            (r"^", "transformer."),
+        ]))
     }
 
     /// The output layer is the embedding of the tokens.

@@ -80,11 +80,11 @@ mod transaction;
 
 pub use batch::Batch;
 pub use batch_scaling::{BatchRule, BatchScaling};
-pub use checkpoints::{Checkpoints, load_model};
+pub use checkpoints::{Checkpoints, StoredValues, load_model};
 pub use error::Error;
 pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct, top_k_hits};
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
-pub use pass::{Input, Pass};
+pub use pass::{Input, Pass, Passes};
 pub use planning::{
     DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, Recompute, Remedy, StageLoad, StagePlan, StepChange,
     StepPlan,
@@ -100,7 +100,7 @@ pub use trainer::{
     CheckpointConfig, Evaluation, Event, Finish, Intervals, MemoryConfig, RunConfig, RunLength, Trainer,
     TrainerBuilder, evaluate, evaluate_in_parts,
 };
-pub use transaction::{Boundary, Guard, StepReport};
+pub use transaction::{Boundary, Guard, StepReport, StoreConfig};
 
 // The types of the technique crates that this crate's functions take and return: a program needs burn and this crate.
 pub use kiln_accumulation::Weight;
@@ -116,7 +116,8 @@ pub use kiln_recovery::{
     Patience, Recovery, Setting,
 };
 
-/// Tests the examples of docs/accumulation.md, which use two technique crates. Only this crate may do so.
+/// Tests the examples of docs/accumulation.md and docs/streaming.md, which use two technique crates. Only this crate may do so.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/accumulation.md")]
-struct Accumulation;
+#[doc = include_str!("../../../docs/streaming.md")]
+struct Guides;

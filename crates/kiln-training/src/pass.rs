@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, TensorMap, Tensors};
+use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, Streamed, TensorMap, Tensors};
 use kiln_memory::Recorder;
 
 use crate::error::Error;
@@ -25,6 +25,8 @@ pub struct Pass<'a, M> {
     /// Index of the device that the pass has reached.
     come_to: Cell<Option<usize>>,
     purpose: Purpose<'a>,
+    /// The store of parameters of blocks, if they are in one.
+    streamed: Option<&'a Streamed>,
     /// The block that the next chain begins with, in the numbering of the plan.
     next_block: Cell<usize>,
     failed: RefCell<Option<Error>>,
@@ -51,6 +53,7 @@ impl<'a, M> Pass<'a, M> {
             devices: vec![],
             come_to: Cell::new(None),
             purpose,
+            streamed: None,
             next_block: Cell::new(0),
             failed: RefCell::new(None),
             named: RefCell::default(),
@@ -80,6 +83,11 @@ impl<'a, M> Pass<'a, M> {
     /// A training pass through stages.
     pub(crate) fn in_stages(model: &'a M, plan: &'a Plan, draws_random: bool, stages: StagePass<'a>) -> Self {
         Self::new(model, stages.device(), Purpose::Training { plan, draws_random, stages: Some(stages) })
+    }
+
+    /// Says where the parameters of blocks are.
+    pub(crate) fn streamed(self, streamed: Option<&'a Streamed>) -> Self {
+        Self { streamed, ..self }
     }
 
     /// The model.
@@ -125,7 +133,18 @@ impl<'a, M> Pass<'a, M> {
         F: Fn(&B, X) -> X + Clone + Send + 'static,
     {
         match self.purpose {
-            Purpose::Evaluation => blocks.into_iter().fold(x, |x, block| f(block, self.followed(block, x))),
+            Purpose::Evaluation => blocks.into_iter().fold(x, |x, block| {
+                let x = self.followed(block, x);
+                match self.streamed.map(|streamed| streamed.filled(block.clone())) {
+                    None => f(block, x),
+                    Some(Ok(block)) => f(&block, x),
+                    Some(Err(error)) => {
+                        // The evaluation ends with this error; the pass still needs a value.
+                        *self.failed.borrow_mut() = Some(error.into());
+                        f(block, x)
+                    }
+                }
+            }),
             Purpose::Recording { recorder, chains } => {
                 recorder.cut();
                 let mut length = 0;
@@ -187,12 +206,16 @@ impl<'a, M> Pass<'a, M> {
     {
         let chain = Chain::new(blocks.iter().copied());
         let chain = if draws_random { chain } else { chain.deterministic() };
+        let chain = match self.streamed {
+            Some(streamed) => chain.streamed(streamed),
+            None => chain,
+        };
         let plan = part_of(plan, first..first + chain.len());
-        let input = x.clone();
+        // The step ends with an error of the chain; the pass still needs a value. What is streamed must not stay in memory for it.
+        let input = if plan.streams() { x.clone().map(&mut Hollow) } else { x.clone() };
         match chain.run(&plan, x, f.clone()) {
             Ok(x) => x,
             Err(error) => {
-                // The step ends with this error; the pass still needs a value.
                 *self.failed.borrow_mut() = Some(error.into());
                 let plain = Plan::none(chain.len());
                 chain.run(&plain, input.clone(), f).unwrap_or(input)
@@ -235,12 +258,59 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
+    /// Ends the pass.
+    ///
+    /// # Errors
+    /// That of a [`chain`](Self::chain), which returns a value in any case: [`Error::Checkpointing`].
+    pub fn finish(self) -> Result<(), Error> {
+        self.into_named().map(|_| ())
+    }
+
     /// Returns one element of each tensor that was named, or the error of a chain.
     pub(crate) fn into_named(self) -> Result<Vec<Tensor<1>>, Error> {
         match self.failed.into_inner() {
             Some(error) => Err(error),
             None => Ok(self.named.into_inner()),
         }
+    }
+}
+
+/// Makes the passes of an evaluation: on one device, and with parameters that may be in a store.
+#[derive(Clone, Debug)]
+pub struct Passes {
+    device: Device,
+    streamed: Option<Streamed>,
+}
+
+impl Passes {
+    /// Passes on `device`, without autodiff, of models that are in memory.
+    pub fn on(device: &Device) -> Self {
+        Self { device: device.clone().inner(), streamed: None }
+    }
+
+    /// Says where the parameters of blocks are.
+    pub(crate) fn streamed(self, streamed: Option<&Streamed>) -> Self {
+        Self { streamed: streamed.cloned(), ..self }
+    }
+
+    /// The device, without autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A pass of `model`, which should be [valid](Module::valid).
+    pub fn of<'a, M: Module>(&'a self, model: &'a M) -> Pass<'a, M> {
+        Pass::plain(model, &self.device).streamed(self.streamed.as_ref())
+    }
+}
+
+/// Makes zeros of the same shapes, which take no memory.
+struct Hollow;
+
+impl TensorMap for Hollow {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let zero = Tensor::<D>::zeros([1; D], (&tensor.device(), tensor.dtype()));
+        zero.expand::<D, _>(tensor.shape())
     }
 }
 

@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use crate::batch::{Batch, in_parts};
 use crate::error::Error;
 use crate::metrics::{Metric, Metrics, Totals};
-use crate::pass::Pass;
+use crate::pass::{Pass, Passes};
 use crate::source::BatchSource;
 
 /// A model, its batches, its training loss and its evaluation metrics.
@@ -36,7 +36,7 @@ pub trait Task {
         0
     }
 
-    /// Evaluates `model` on all batches of `data`, and returns names and values of metrics. By default they are the sums of
+    /// Evaluates `model` on all batches of `data` in `passes`, and returns names and values of metrics. By default they are the sums of
     /// [`metrics`](Self::metrics), with at most `at_once` samples of a batch on the device, and fewer if memory runs out. Override it for
     /// a metric that is not a sum over batches, for example if the task [joins tiles](crate::TilePredictor).
     ///
@@ -46,21 +46,26 @@ pub trait Task {
         &self,
         model: &Self::Model,
         data: &S,
-        device: &Device,
+        passes: &Passes,
         at_once: impl Fn(&Self::Batch) -> usize,
     ) -> Result<Vec<(&'static str, f64)>, Error>
     where
         S: BatchSource<Batch = Self::Batch> + ?Sized,
         Self: Sized,
     {
-        let (model, device) = (model.valid(), device.clone().inner());
+        let model = model.valid();
         let totals_of = |part: &Self::Batch| match part.weight().count() {
             // A part in which no token carries a loss has no mean loss and adds nothing.
             0 => Ok(Totals::default()),
-            _ => Ok(self.metrics(&Pass::plain(&model, &device), part).read()?),
+            _ => {
+                let pass = passes.of(&model);
+                let metrics = self.metrics(&pass, part);
+                pass.finish()?;
+                Ok(metrics.read()?)
+            }
         };
         let mut totals = Totals::default();
-        in_parts(data.epoch(0, 0), &device, at_once, totals_of, |_, of_part| {
+        in_parts(data.epoch(0, 0), passes.device(), at_once, totals_of, |_, of_part| {
             totals.add(of_part);
             Ok(())
         })?;

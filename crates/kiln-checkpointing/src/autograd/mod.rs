@@ -119,7 +119,7 @@ impl Checkpoint {
         let Some((kind, strategy)) = found.tracked else {
             // Nothing needs a gradient, as in the first pass of a segment around this one. Its random numbers must still be
             // those of the second pass.
-            let module = segment.filled(module.clone(), 0)?;
+            let module = segment.first(module.clone())?;
             return Ok(segment.plain(|| f(&module, inputs)));
         };
         match (kind, strategy) {

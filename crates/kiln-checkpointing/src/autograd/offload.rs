@@ -1,4 +1,4 @@
-//! A segment's inputs between its two passes, on their device or in host memory.
+//! A segment's inputs between its two passes: on their device, in host memory or in a store.
 
 use std::collections::VecDeque;
 
@@ -6,6 +6,15 @@ use burn::tensor::{AllocationProperty, Device, Tensor, TensorData};
 
 use super::forward::Untracked;
 use super::tensors::{TensorMap, Tensors};
+use crate::Error;
+use crate::stream::{Stored, Streamed};
+
+/// Where inputs are between the two passes.
+pub(crate) enum Place<'a> {
+    Device,
+    Host,
+    Store(&'a Streamed),
+}
 
 /// The inputs of a segment between its two passes, detached from the graph.
 pub(crate) enum Saved<I> {
@@ -13,31 +22,40 @@ pub(crate) enum Saved<I> {
     Device(I),
     /// Floats in host memory, in their order, and the inputs with empty tensors in their places.
     Host(I, VecDeque<TensorData>),
+    /// As in host memory, in a store.
+    Stored(I, VecDeque<Stored>),
 }
 
 impl<I: Tensors> Saved<I> {
-    pub(crate) fn new(inputs: I, offload: bool) -> Result<Self, String> {
+    /// The inputs of the segment `name`.
+    pub(crate) fn new(inputs: I, place: Place<'_>, name: &str) -> Result<Self, Error> {
         let inputs = inputs.map(&mut Untracked);
-        if !offload {
+        if matches!(place, Place::Device) {
             return Ok(Self::Device(inputs));
         }
         let mut take = Take { data: VecDeque::new(), failure: None };
         let emptied = inputs.map(&mut take);
-        match take.failure {
-            Some(reason) => Err(reason),
-            None => Ok(Self::Host(emptied, take.data)),
+        if let Some(reason) = take.failure {
+            return Err(Error::Offload { segment: name.to_owned(), reason });
         }
+        let Place::Store(store) = place else { return Ok(Self::Host(emptied, take.data)) };
+        let stored = take.data.into_iter().map(|data| store.store_input(data));
+        Ok(Self::Stored(emptied, stored.collect::<Result<_, _>>()?))
     }
 
-    pub(crate) fn restore(self, device: &Device) -> I {
-        match self {
+    pub(crate) fn restore(self, device: &Device) -> Result<I, Error> {
+        Ok(match self {
             Self::Device(inputs) => inputs,
             Self::Host(emptied, mut data) => {
                 // Moves the data to pinned memory on backends that have it.
                 device.clone().inner().staging(data.iter_mut());
                 emptied.map(&mut Give { data })
             }
-        }
+            Self::Stored(emptied, stored) => {
+                let data = stored.iter().map(Stored::read).collect::<Result<_, _>>()?;
+                emptied.map(&mut Give { data })
+            }
+        })
     }
 }
 

@@ -154,7 +154,7 @@ where
         if !self.store.has(param.id) || !self.taken.insert(param.id) {
             return;
         }
-        match self.store.sum::<D>(param.id, &param.device().inner()) {
+        match self.store.gradient::<D>(param.id, &param.device().inner()) {
             Ok(sum) => {
                 let leaf = param.val().try_into_primitive::<Autodiff<B, C>>().ok();
                 let sum = sum.and_then(|sum| sum.try_into_primitive::<B>().ok());
@@ -188,23 +188,24 @@ impl<B: Backend> Backward<B, 1> for Inject {
     }
 }
 
-/// Hands the parameters' gradients to the outer graph.
-pub(crate) struct Push<'a, B: Backend, C> {
-    inner: &'a mut Gradients,
+/// Hands the parameters' gradients to the outer graph or to the store.
+pub(crate) struct Push<B: Backend, C> {
+    inner: Option<Gradients>,
     parameters: std::vec::IntoIter<Option<Source>>,
-    store: Option<&'a Streamed>,
-    /// Parameters whose sums are in the store again.
+    store: Option<Streamed>,
+    /// Parameters whose sums go to the store.
     put: HashSet<ParamId>,
-    failure: Option<Error>,
     found: Vec<(NodeId, FloatTensor<B>)>,
+    /// Put the sums into the store.
+    puts: Vec<Box<dyn FnOnce() -> Result<(), Error>>>,
     marker: PhantomData<C>,
 }
 
-impl<'a, B: Backend, C> Push<'a, B, C> {
+impl<B: Backend, C> Push<B, C> {
     /// `parameters` are those of the outer graph, in the order that the module is visited in.
-    pub(crate) fn new(inner: &'a mut Gradients, parameters: Vec<Option<Source>>, store: Option<&'a Streamed>) -> Self {
+    pub(crate) fn new(inner: Option<Gradients>, parameters: Vec<Option<Source>>, store: Option<Streamed>) -> Self {
         let (parameters, put) = (parameters.into_iter(), HashSet::new());
-        Self { inner, parameters, store, put, failure: None, found: vec![], marker: PhantomData }
+        Self { inner, parameters, store, put, found: vec![], puts: vec![], marker: PhantomData }
     }
 
     /// Registers the gradients, the last parameter first, as a backward pass does.
@@ -212,29 +213,28 @@ impl<'a, B: Backend, C> Push<'a, B, C> {
         for (parameter, gradient) in self.found.into_iter().rev() {
             outer.register::<B>(parameter, gradient);
         }
-        self.failure.map_or(Ok(()), Err)
+        self.puts.into_iter().try_for_each(|put| put())
     }
 }
 
-impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Push<'_, B, C>
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Push<B, C>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(parameter) = self.parameters.next().flatten()
             && let Ok(primitive) = param.val().try_into_primitive::<Autodiff<B, C>>()
-            && let Some(gradient) = self.inner.remove::<B>(&primitive)
+            && let Some(gradient) = self.inner.as_mut().and_then(|inner| inner.remove::<B>(&primitive))
         {
-            match self.store.filter(|store| store.has(param.id)) {
+            match self.store.as_ref().filter(|store| store.has(param.id)).cloned() {
                 None => self.found.push((parameter.node, gradient)),
                 Some(store) => {
-                    let gradient = Tensor::<D>::from_primitive::<B>(gradient);
+                    let (id, gradient) = (param.id, Tensor::<D>::from_primitive::<B>(gradient));
                     // The backward pass went on with the sum.
-                    let done = match self.put.insert(param.id) {
-                        true => store.put_sum(param.id, gradient),
-                        false => store.add_to_sum(param.id, gradient),
-                    };
-                    self.failure = self.failure.take().or(done.err());
+                    self.puts.push(match self.put.insert(id) {
+                        true => Box::new(move || store.put_sum(id, gradient)),
+                        false => Box::new(move || store.add_to_sum(id, gradient)),
+                    });
                 }
             }
         }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::forward::{Attach, Outputs, Sources, Untracked};
 use super::graph::hub;
-use super::offload::Saved;
+use super::offload::{Place, Saved};
 use super::replay::{Leaves, Push, Restrategize, Roots, Sums, backward};
 use super::seeds::{draw, seeded};
 use super::tensors::Tensors;
@@ -36,12 +36,28 @@ impl Segment {
         self.seeded(seed, 0, f)
     }
 
-    /// `module` with the values of parameters that are in a store, for its first pass (0) or its second (1).
-    pub(crate) fn filled<M: Module>(&self, module: M, pass: usize) -> Result<M, Error> {
+    /// `module` with the values of parameters that are in a store.
+    fn filled<M: Module>(&self, module: M) -> Result<M, Error> {
         match &self.source {
-            Some(source) => source.filled(module, pass),
+            Some(Source { parameters, .. }) => parameters.filled(module).inspect_err(|error| self.note_failure(error)),
             None => Ok(module),
         }
+    }
+
+    /// A task or burn's backward pass may hide an error: the store's owner learns it from the store.
+    fn note_failure(&self, error: &Error) {
+        self.source.iter().for_each(|source| source.parameters.note_failure(error));
+    }
+
+    /// `module` with the values of parameters that are in a store, for its first pass.
+    pub(crate) fn first<M: Module>(&self, module: M) -> Result<M, Error> {
+        let module = self.filled(module)?;
+        self.read_ahead(0);
+        Ok(module)
+    }
+
+    fn read_ahead(&self, pass: usize) {
+        self.source.iter().for_each(|source| source.read_ahead(pass));
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -78,10 +94,17 @@ where
     // a layer may compute with them, as fake quantisation does with the range of its input.
     let snapshot = module.valid();
     let seed = segment.draw();
+    let first = inputs.clone().map(&mut Untracked);
+    let save =
+        |inputs, place| Saved::new(inputs, place, &segment.name).inspect_err(|error| segment.note_failure(error));
+    // In a store, the inputs leave memory before the first pass, which may drop its own.
+    let (stored, inputs) = match &segment.source {
+        Some(source) => (Some(save(inputs, Place::Store(&source.parameters))?), None),
+        None => (None, Some(inputs)),
+    };
     let outputs = {
-        let inputs = inputs.clone().map(&mut Untracked);
-        let module = segment.filled(module.clone(), 0)?.no_grad();
-        segment.seeded(seed, 0, || f(&module, inputs))
+        let module = segment.first(module.clone())?.no_grad();
+        segment.seeded(seed, 0, || f(&module, first))
     };
     let mut seen = Outputs::default();
     let outputs = outputs.map(&mut seen);
@@ -91,13 +114,16 @@ where
 
     sweep(segment.device());
 
-    let saved = Saved::new(inputs, segment.offload);
-    let saved = saved.map_err(|reason| Error::Offload { segment: segment.name.clone(), reason })?;
+    let place = if segment.offload { Place::Host } else { Place::Device };
+    let Some(saved) = stored.map(Ok).or_else(|| inputs.map(|inputs| save(inputs, place))).transpose()? else {
+        return Ok(outputs); // there are inputs, stored or not
+    };
     let (of_module, of_inputs, expected) = (parameters.all, tracked.all, seen.described);
     let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
+    let stored = segment.source.as_ref().map(|source| source.parameters.clone());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
-        let module = segment.filled(snapshot.train(), 1)?.map(&mut Restrategize(segment.strategy));
-        let inputs = saved.restore(segment.device());
+        let module = segment.filled(snapshot.train())?.map(&mut Restrategize(segment.strategy));
+        let inputs = saved.restore(segment.device())?;
         let mut leaves = Leaves::<B, C>::of(of_inputs);
         let inputs = inputs.map(&mut leaves);
         let outputs = segment.seeded(seed, 1, || f(&module, inputs));
@@ -109,12 +135,16 @@ where
         let sums = Sums::<B, C>::stored(&module, source, &roots)?;
         let mut inner = backward::<B, C>(roots, sums);
         leaves.register(inner.as_mut(), outer);
-        if let Some(inner) = &mut inner {
-            let mut push = Push::<B, C>::new(inner, of_module, source);
-            module.visit(&mut push);
-            push.register(outer)?;
-        }
-        Ok(())
+        let mut push = Push::<B, C>::new(inner, of_module, source.cloned());
+        module.visit(&mut push);
+        // The next values are read when these are gone: a segment needs as much for its gradients as for its values.
+        drop(module);
+        segment.read_ahead(1);
+        push.register(outer)
+    };
+    // burn's backward pass returns no error: the store's owner learns it here.
+    let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| {
+        replay(given, outer).inspect_err(|error| stored.iter().for_each(|stored| stored.note_failure(error)))
     };
     let guards = tracked.guards.into_iter().chain(parameters.guards).collect();
     let Ok(token) = Tensor::<1>::zeros([1], &device).try_into_primitive::<B>() else {

@@ -25,10 +25,11 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Bytes that a step reads from a store and writes to it when the block is streamed: its parameters for both passes, its gradients, and
-    /// all of them with the optimizer's state for the update.
+    /// Bytes that a step reads from a store and writes to it when the block is streamed: its input, its parameters for both passes, its
+    /// gradients, and all of these with the optimizer's state for the update.
     pub fn traffic(&self) -> u64 {
-        self.parameters.saturating_mul(6).saturating_add(self.state.saturating_mul(2))
+        let update = self.parameters.saturating_mul(6).saturating_add(self.state.saturating_mul(2));
+        update.saturating_add(self.input.saturating_mul(2))
     }
 }
 
@@ -126,12 +127,12 @@ impl ChainCost {
     /// Peak and extra time of `plan`. [`solve`](crate::solve) uses the same model of a step:
     ///
     /// 1. In the forward pass each segment leaves bytes in use: its activations when plain, its input when recomputed, none
-    ///    when offloaded.
+    ///    when offloaded or streamed.
     /// 2. The head runs with all of these in use.
     /// 3. In the backward pass, from the last segment to the first, a segment needs its activations beside the bytes of the
     ///    segments before it and the parameter gradients computed so far.
     /// 4. Parameters, state and gradients of streamed blocks are not in use, except that a streamed segment needs its parameters, as many
-    ///    bytes again for those of the segment that is read ahead, and its gradients.
+    ///    bytes again for those of the segment that is read ahead or, later, for its gradients.
     ///
     /// # Errors
     /// [`Error::PlanLength`], [`Error::InvalidCost`].
@@ -227,7 +228,8 @@ impl<'a> Sums<'a> {
         match mode {
             Mode::Plain => Step { holds: activations, needs: around + activations, extra: 0 },
             // What is streamed is added by `ChainCost::streamed`.
-            Mode::Recompute | Mode::Stream => Step { holds: input, needs: around + input + activations, extra: again },
+            Mode::Stream => Step { holds: 0, needs: around + input + activations, extra: again },
+            Mode::Recompute => Step { holds: input, needs: around + input + activations, extra: again },
             Mode::Offload => {
                 let transfer = picoseconds(input as f64 * self.cost.transfer.unwrap_or(0.0));
                 Step { holds: 0, needs: around + input + activations, extra: again + transfer }

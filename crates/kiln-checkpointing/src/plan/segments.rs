@@ -16,8 +16,8 @@ pub enum Mode {
     Recompute,
     /// Keeps its input in host memory, and runs again in the backward pass.
     Offload,
-    /// Keeps its input, and runs again in the backward pass. Its parameters are read from a store for each of the two passes, and their
-    /// gradients are added to sums there: see [`Streamed`](crate::Streamed).
+    /// Keeps its input in a store, and runs again in the backward pass. Its parameters are read from the store for each of the two passes, and
+    /// their gradients are added to sums there: see [`Streamed`](crate::Streamed).
     Stream,
 }
 
@@ -147,8 +147,19 @@ impl Plan {
         self.segments.iter().filter(|segment| segment.mode != Mode::Plain).map(|segment| segment.blocks.len()).sum()
     }
 
+    /// Blocks that are streamed.
+    pub fn streamed(&self) -> usize {
+        let streamed = self.segments.iter().filter(|segment| segment.mode == Mode::Stream);
+        streamed.map(|segment| segment.blocks.len()).sum()
+    }
+
+    /// Whether any block is streamed.
+    pub fn streams(&self) -> bool {
+        self.streamed() > 0
+    }
+
     /// Plans that keep less than this one, each less than the one before: segments of about sqrt(n) of n blocks, then segments
-    /// of one. Inputs stay in host memory if this plan moves any there. Empty when nothing keeps less.
+    /// of one. Inputs stay in host memory if this plan moves any there, and streamed segments stay as they are. Empty when nothing keeps less.
     ///
     /// ```
     /// use kiln_checkpointing::Plan;
@@ -165,11 +176,44 @@ impl Plan {
         let middle = ((blocks as f64).sqrt().round() as usize).max(1);
         let mut plans: Vec<Self> = vec![];
         for plan in [middle, 1].into_iter().filter_map(|length| uniform(blocks, length).ok()) {
+            let plan = self.streams_in(plan);
             if keeps_less(&plan, plans.last().unwrap_or(self)) {
                 plans.push(plan);
             }
         }
         plans
+    }
+
+    /// The plan that keeps the input of every block in host memory, except of those that this plan streams.
+    pub fn offloaded(&self) -> Self {
+        self.streams_in(Self::segmented(self.blocks(), 1, Mode::Offload))
+    }
+
+    /// This plan with one block streamed as a segment of its own.
+    pub fn with_streamed(&self, block: usize) -> Self {
+        let blocks = block..self.blocks().min(block + 1);
+        let mut alone = Self::none(0);
+        alone.segments.extend((!blocks.is_empty()).then_some(PlanSegment { blocks, mode: Mode::Stream }));
+        alone.streams_in(self.clone())
+    }
+
+    /// `other` with the streamed segments of this plan: parameters that are in a store stay there.
+    fn streams_in(&self, other: Self) -> Self {
+        let mut segments = vec![];
+        let mut from = 0;
+        let streams = self.segments.iter().filter(|segment| segment.mode == Mode::Stream);
+        let ends = streams.map(Some).chain([None]);
+        for stream in ends {
+            let to = stream.map_or(other.blocks(), |stream| stream.blocks.start);
+            let parts = other.segments.iter().map(|PlanSegment { blocks, mode }| PlanSegment {
+                blocks: blocks.start.max(from)..blocks.end.min(to),
+                mode: *mode,
+            });
+            segments.extend(parts.filter(|part| part.blocks.start < part.blocks.end));
+            segments.extend(stream.cloned());
+            from = stream.map_or(to, |stream| stream.blocks.end);
+        }
+        Self::new(segments)
     }
 }
 
@@ -186,6 +230,19 @@ fn keeps_less(plan: &Plan, than: &Plan) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_is_streamed_stays_so_in_stronger_plans() {
+        let plan = Plan::parse("0..3 plain, 3..5 stream, 5..6 stream, 6..9 plain", 9).unwrap();
+        let texts: Vec<String> = plan.stronger().iter().map(Plan::to_string).collect();
+        let every = "0..1 recompute, 1..2 recompute, 2..3 recompute, 3..5 stream, 5..6 stream, 6..7 recompute, \
+                     7..8 recompute, 8..9 plain";
+        assert_eq!(texts, ["0..3 recompute, 3..5 stream, 5..6 stream, 6..9 plain", every]);
+        assert_eq!(plan.offloaded().to_string(), every.replace("recompute", "offload"));
+        assert_eq!((plan.streamed(), plan.streams(), Plan::none(9).streams()), (3, true, false));
+        assert_eq!(Plan::none(3).with_streamed(1).to_string(), "0..1 plain, 1..2 stream, 2..3 plain");
+        assert_eq!(Plan::none(3).with_streamed(3), Plan::none(3));
+    }
 
     proptest! {
         #[test]

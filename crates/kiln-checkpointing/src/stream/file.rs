@@ -1,6 +1,7 @@
 //! A store in a directory.
 //!
-//! Each blob has two files, `7-value.0` and `7-value.1`: one is the current version and the other one the next. `store.json` says which
+//! Each blob has two files, `7-value.0` and `7-value.1`: one is the current version and the other one the next. Part 2 of a parameter is
+//! in `7+2-value.0`. `store.json` says which
 //! version of each blob is current, with length and CRC-32. A commit writes it under another name and renames it, so that all versions
 //! become current at once; files of versions that were never committed are written over.
 
@@ -101,7 +102,8 @@ impl FileStore {
     }
 
     fn path(&self, blob: Blob, file: u8) -> PathBuf {
-        self.directory.join(format!("{}-{}.{file}", blob.parameter, blob.content))
+        let part = if blob.part == 0 { String::new() } else { format!("+{}", blob.part) };
+        self.directory.join(format!("{}{part}-{}.{file}", blob.parameter, blob.content))
     }
 
     /// Writes a file over its old content, whose place on the disk it keeps.
@@ -144,8 +146,8 @@ impl FileStore {
 impl Store for FileStore {
     fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
         let version = match blob.content {
-            Content::Gradient => self.next().get(&blob).copied(),
-            Content::Value | Content::State => self.index().current.get(&blob).copied(),
+            content if content.is_of_step() => self.next().get(&blob).copied(),
+            _ => self.index().current.get(&blob).copied(),
         };
         version.map(|version| self.read_version(blob, version)).transpose()
     }
@@ -155,7 +157,7 @@ impl Store for FileStore {
         let file = current.map_or(0, |version| 1 - version.file);
         self.next().remove(&blob);
         let path = self.path(blob, file);
-        let durable = self.durable && blob.content != Content::Gradient;
+        let durable = self.durable && !blob.content.is_of_step();
         Self::overwrite(&path, bytes, durable).map_err(|e| failure(&path, &e))?;
         let crc32 = crc32fast::hash(bytes);
         self.next().insert(blob, Version { file, bytes: bytes.len() as u64, crc32 });
@@ -201,9 +203,10 @@ fn stranger(directory: &Path) -> io::Result<Option<String>> {
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let of_blob = name.split_once('-').is_some_and(|(number, rest)| {
-            let known = [Content::Value, Content::State, Content::Gradient];
+            let known = [Content::Value, Content::State, Content::Gradient, Content::Input, Content::Rest];
             let names = known.iter().flat_map(|content| [0, 1].map(|file| format!("{content}.{file}")));
-            number.parse::<usize>().is_ok() && names.into_iter().any(|name| name == rest)
+            number.split('+').all(|number| number.parse::<usize>().is_ok())
+                && names.into_iter().any(|name| name == rest)
         });
         if name != LOCK && name != format!("{INDEX}.new") && !of_blob {
             return Ok(Some(name));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::store::{Blob, Content, Store};
+use super::store::{Blob, Store};
 use crate::Error;
 
 /// A store in host memory, for devices with memory of their own. It ends with the process.
@@ -39,8 +39,8 @@ impl Store for HostStore {
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
         let mut held = self.held();
         let versions = match blob.content {
-            Content::Gradient => &mut held.current,
-            Content::Value | Content::State => &mut held.next,
+            content if content.is_of_step() => &mut held.current,
+            _ => &mut held.next,
         };
         let version = versions.entry(blob).or_default();
         version.clear();
@@ -54,7 +54,7 @@ impl Store for HostStore {
             return Err(Error::Store { path: missing.to_string(), reason: "it has no next version".into() });
         }
         let mut next = std::mem::take(&mut held.next);
-        held.current.retain(|blob, _| blob.content != Content::Gradient);
+        held.current.retain(|blob, _| !blob.content.is_of_step());
         held.current.extend(blobs.iter().filter_map(|blob| Some((*blob, next.remove(blob)?))));
         held.note = Some(note.to_owned());
         Ok(())

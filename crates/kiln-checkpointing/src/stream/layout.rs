@@ -1,6 +1,7 @@
 //! The parameters of a store: their order, paths, shapes and dtypes.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Tensor};
@@ -14,11 +15,40 @@ pub(super) struct Entry {
     pub(super) path: String,
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
+    /// Rows of each part that is updated by itself, all of them if it is not divided.
+    pub(super) rows: usize,
 }
 
 impl Entry {
-    pub(super) fn of<const D: usize>(id: ParamId, path: &[String], tensor: &Tensor<D>) -> Self {
-        Self { id: id.val(), path: path.join("."), shape: tensor.dims().to_vec(), dtype: tensor.dtype() }
+    /// A parameter in parts of at most `part` bytes, or undivided.
+    pub(super) fn of<const D: usize>(id: ParamId, path: &[String], tensor: &Tensor<D>, part: Option<usize>) -> Self {
+        let (shape, dtype) = (tensor.dims().to_vec(), tensor.dtype());
+        let entry = Self { id: id.val(), path: path.join("."), rows: shape[0].max(1), shape, dtype };
+        match part {
+            Some(part) => Self { rows: (part / entry.row_bytes().max(1)).clamp(1, entry.rows), ..entry },
+            None => entry,
+        }
+    }
+
+    fn row_bytes(&self) -> usize {
+        4 * self.shape[1..].iter().product::<usize>()
+    }
+
+    pub(super) fn parts(&self) -> usize {
+        self.shape[0].div_ceil(self.rows).max(1)
+    }
+
+    /// The bytes of a part among those of the parameter.
+    pub(super) fn bytes_of(&self, part: usize) -> Range<usize> {
+        let row = |row: usize| row.min(self.shape[0]) * self.row_bytes();
+        row(part * self.rows)..row((part + 1) * self.rows)
+    }
+
+    /// The shape of a part.
+    pub(super) fn shape_of(&self, part: usize) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        shape[0] = ((part + 1) * self.rows).min(shape[0]) - (part * self.rows).min(shape[0]);
+        shape
     }
 
     fn is_like(&self, other: &Self) -> bool {

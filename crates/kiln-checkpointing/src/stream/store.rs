@@ -16,6 +16,17 @@ pub enum Content {
     State,
     /// The sum of its gradients in the step that is under way, in f32.
     Gradient,
+    /// A tensor that a segment keeps from its first pass to its second, in the step that is under way.
+    Input,
+    /// What a run has beside its parameters, as it wants it: only of parameter 0.
+    Rest,
+}
+
+impl Content {
+    /// Whether it belongs to a step: such a blob is current at once, and nobody needs it after the step.
+    pub fn is_of_step(self) -> bool {
+        matches!(self, Self::Gradient | Self::Input)
+    }
 }
 
 impl fmt::Display for Content {
@@ -24,6 +35,8 @@ impl fmt::Display for Content {
             Self::Value => "value",
             Self::State => "state",
             Self::Gradient => "gradient",
+            Self::Input => "input",
+            Self::Rest => "rest",
         })
     }
 }
@@ -31,23 +44,41 @@ impl fmt::Display for Content {
 /// The name of some bytes in a [`Store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Blob {
-    /// Number of the parameter.
+    /// Number of the parameter, or of the input.
     pub parameter: usize,
     /// What the bytes are.
     pub content: Content,
+    /// Number of the part of the parameter: several rows of it. 0 for what is not divided.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub part: usize,
+}
+
+fn is_first(part: &usize) -> bool {
+    *part == 0
+}
+
+impl Blob {
+    pub(super) fn new(parameter: usize, content: Content, part: usize) -> Self {
+        Self { parameter, content, part }
+    }
 }
 
 impl fmt::Display for Blob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the {} of parameter {}", self.content, self.parameter)
+        match self.content {
+            Content::Rest => f.write_str("what the run has beside its parameters"),
+            Content::Input => write!(f, "input {}", self.parameter),
+            content if self.part == 0 => write!(f, "the {content} of parameter {}", self.parameter),
+            content => write!(f, "part {} of the {content} of parameter {}", self.part, self.parameter),
+        }
     }
 }
 
 /// A place for blobs outside of the device's memory: [`HostStore`](crate::HostStore), [`FileStore`](crate::FileStore).
 ///
 /// A blob has a current version, which is read, and a next one, which is written. A commit makes next versions current, all of them or
-/// none, whenever the process ends. Gradients are the exception: they belong to a step, so that they are current at once, and nobody needs
-/// them after the process.
+/// none, whenever the process ends. What [is of a step](Content::is_of_step) is the exception: it is current at once, and nobody needs it
+/// after the process.
 pub trait Store: Send + Sync {
     /// Reads the current version. `None` if there is none.
     ///
@@ -61,7 +92,7 @@ pub trait Store: Send + Sync {
     /// [`Error::Store`]; current versions are as before.
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Makes the next versions of `blobs` current, and `note` the note. Other next versions and gradients are dropped.
+    /// Makes the next versions of `blobs` current, and `note` the note. Other next versions, and what is of the step, are dropped.
     ///
     /// # Errors
     /// [`Error::Store`], also if a blob has no next version; the store is then as before.
@@ -72,4 +103,22 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`Error::Store`].
     fn note(&self) -> Result<Option<String>, Error>;
+}
+
+impl<S: Store + ?Sized> Store for Box<S> {
+    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
+        (**self).read(blob)
+    }
+
+    fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
+        (**self).write(blob, bytes)
+    }
+
+    fn commit(&self, blobs: &[Blob], note: &str) -> Result<(), Error> {
+        (**self).commit(blobs, note)
+    }
+
+    fn note(&self) -> Result<Option<String>, Error> {
+        (**self).note()
+    }
 }

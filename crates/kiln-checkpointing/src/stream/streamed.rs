@@ -5,10 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::bytes::{bytes_of, missing, tensor};
 use super::layout::{Entry, Layout};
 use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
@@ -57,11 +56,9 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// `module` with the values of its parameters, for its first pass (0) or its second (1).
-    pub(crate) fn filled<M: Module>(&self, module: M, pass: usize) -> Result<M, Error> {
-        let module = self.parameters.filled(module)?;
+    /// Begins to read the values that are needed after the first pass (0) or the second (1).
+    pub(crate) fn read_ahead(&self, pass: usize) {
         self.parameters.0.prefetch.begin(self.neighbours[pass].clone());
-        Ok(module)
     }
 }
 
@@ -72,7 +69,12 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// What has happened since the last commit.
+/// The blobs of a parameter.
+fn blobs(number: usize, entry: &Entry, content: Content) -> impl Iterator<Item = Blob> + use<> {
+    (0..entry.parts()).map(move |part| Blob::new(number, content, part))
+}
+
+/// What has happened since the last commit, and what is in memory.
 #[derive(Debug, Default)]
 struct State {
     /// Parameters whose gradients have a sum.
@@ -82,6 +84,12 @@ struct State {
     note: String,
     /// Parameters whose state an optimizer of this process has read or written.
     read: BTreeSet<usize>,
+    /// Parameters whose values are in memory as well.
+    resident: BTreeSet<usize>,
+    /// The numbers of the inputs that segments keep.
+    inputs: BTreeSet<usize>,
+    /// The first error in a segment since the last step began.
+    failure: Option<Error>,
 }
 
 /// The note of a store.
@@ -89,6 +97,13 @@ struct State {
 struct Note {
     parameters: Vec<Entry>,
     note: String,
+}
+
+impl Note {
+    fn read(text: &str) -> Result<Self, Error> {
+        let unread = |e| Error::StoreMismatch { reason: format!("its note is not that of streamed parameters: {e}") };
+        serde_json::from_str(text).map_err(unread)
+    }
 }
 
 impl fmt::Debug for Streamed {
@@ -105,14 +120,44 @@ impl Streamed {
     /// # Errors
     /// [`Error::StoreMismatch`] for a store that is not empty and for parameters that are not f32, and [`Error::Store`].
     pub fn create<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
-        if store.note()?.is_some() {
-            return Err(Error::StoreMismatch { reason: "it has parameters already, expected an empty one".into() });
+        Self::created(store, module, None)
+    }
+
+    /// Works as [`create`](Self::create), and [updates](Self::update) parameters of more than `part` bytes in parts of several rows, one after
+    /// the other, so that the update takes the memory of a part. For an optimizer that updates each element by itself, as Adam and SGD do,
+    /// and not for one with state in blocks of few bits, or with norms of rows or of whole parameters.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create).
+    pub fn create_in_parts<M: Module>(store: impl Store + 'static, module: M, part: usize) -> Result<(Self, M), Error> {
+        Self::created(store, module, Some(part))
+    }
+
+    fn created<M: Module>(store: impl Store + 'static, module: M, part: Option<usize>) -> Result<(Self, M), Error> {
+        match store.note()? {
+            Some(_) => Err(Error::StoreMismatch { reason: "it has parameters already, expected an empty one".into() }),
+            None => Self::replace(store, module, part),
         }
+    }
+
+    /// Works as [`create`](Self::create) or, with bytes of a part, as [`create_in_parts`](Self::create_in_parts), and replaces the parameters
+    /// that a store has, with the optimizer's state for them. An interruption leaves those that it has.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create).
+    pub fn replace<M: Module>(store: impl Store + 'static, module: M, part: Option<usize>) -> Result<(Self, M), Error> {
         let store = Arc::new(store);
-        let (layout, module) = empty(module, Some(&*store), &[])?;
+        let (layout, module) = empty(module, Some((&*store, part)), &[])?;
         let streamed = Self::new(store, layout, String::new());
-        let numbers = 0..streamed.0.layout.entries.len();
-        streamed.lock().written = numbers.map(|parameter| Blob { parameter, content: Content::Value }).collect();
+        let entries = streamed.0.layout.entries.iter().enumerate();
+        let blobs = entries.flat_map(|(number, entry)| blobs(number, entry, Content::Value));
+        streamed.lock().written = blobs.collect();
+        let ids = streamed.ids().into_iter();
+        for (id, part) in ids.flat_map(|id| (0..streamed.parts(id).len()).map(move |part| (id, part))) {
+            if streamed.state(id, part)?.is_some() {
+                streamed.write_state(id, part, &[])?;
+            }
+        }
         streamed.commit("")?;
         Ok((streamed, module))
     }
@@ -126,9 +171,7 @@ impl Streamed {
         let Some(text) = store.note()? else {
             return Err(Error::StoreMismatch { reason: "it is empty, expected the parameters of the model".into() });
         };
-        let note: Note = serde_json::from_str(&text).map_err(|e| Error::StoreMismatch {
-            reason: format!("its note is not that of streamed parameters: {e}"),
-        })?;
+        let note = Note::read(&text)?;
         let store = Arc::new(store);
         let (layout, module) = empty::<M>(module, None, &note.parameters)?;
         match layout.difference(&note.parameters) {
@@ -140,6 +183,14 @@ impl Streamed {
     fn new(store: Arc<dyn Store>, layout: Layout, note: String) -> Self {
         let state = Mutex::new(State { note, ..State::default() });
         Self(Arc::new(Shared { prefetch: Prefetch::new(store.clone()), store, layout, state }))
+    }
+
+    /// The note of the last commit of streamed parameters to `store`. `None` for an empty store.
+    ///
+    /// # Errors
+    /// [`Error::Store`], and [`Error::StoreMismatch`] for a store of something else.
+    pub fn note_in(store: &(impl Store + ?Sized)) -> Result<Option<String>, Error> {
+        Ok(store.note()?.map(|text| Note::read(&text)).transpose()?.map(|note| note.note))
     }
 
     /// The note of the last commit.
@@ -159,8 +210,9 @@ impl Streamed {
         let written: Vec<Blob> = state.written.iter().copied().collect();
         self.0.store.commit(&written, &text)?;
         self.0.prefetch.forget();
-        let read = std::mem::take(&mut state.read);
-        *state = State { note: note.to_owned(), read, ..State::default() };
+        state.note = note.to_owned();
+        state.summed.clear();
+        state.written.clear();
         Ok(())
     }
 
@@ -169,6 +221,17 @@ impl Streamed {
         let mut state = self.lock();
         state.summed.clear();
         state.written.clear();
+        state.failure = None;
+    }
+
+    /// The first error in a streamed segment since the last call of [`discard`](Self::discard), once: burn's backward pass can only panic.
+    pub fn take_failure(&self) -> Option<Error> {
+        self.lock().failure.take()
+    }
+
+    /// Notes the error of a segment.
+    pub(crate) fn note_failure(&self, error: &Error) {
+        self.lock().failure.get_or_insert(error.clone());
     }
 
     /// Begins an update: one that was not committed does not count.
@@ -181,65 +244,65 @@ impl Streamed {
     /// # Errors
     /// [`Error::Store`].
     pub fn filled<M: Module>(&self, module: M) -> Result<M, Error> {
-        self.filled_with(module, None)
+        self.filled_with(module, |_| true)
     }
 
-    /// `module` with the values of all parameters, or of one.
-    pub(super) fn filled_with<M: Module>(&self, module: M, only: Option<usize>) -> Result<M, Error> {
-        let mut fill = Fill { layout: &self.0.layout, prefetch: &self.0.prefetch, only, failure: None };
+    /// `module` with the values of the parameters whose numbers `which` accepts.
+    fn filled_with<M: Module>(&self, module: M, which: impl Fn(usize) -> bool) -> Result<M, Error> {
+        let mut fill = Fill { layout: &self.0.layout, prefetch: &self.0.prefetch, which, part: None, failure: None };
         let module = module.map(&mut fill);
         fill.failure.map_or(Ok(module), Err)
     }
 
-    /// The values of the parameters of `blocks`.
+    /// `module` with one part of a parameter as the parameter.
+    pub(super) fn with_part<M: Module>(&self, module: M, number: usize, part: usize) -> Result<M, Error> {
+        let (layout, prefetch, which) = (&self.0.layout, &self.0.prefetch, |other| other == number);
+        let mut fill = Fill { layout, prefetch, which, part: Some(part), failure: None };
+        let module = module.map(&mut fill);
+        fill.failure.map_or(Ok(module), Err)
+    }
+
+    /// Brings in the values of the parameters of `module` whose paths `which` accepts, to stay: those that are used outside of streamed
+    /// segments. Their gradients are burn's, and must be [added](Self::add_gradients) to the sums; their values after a commit are
+    /// [brought in](Self::refreshed) again.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn with_resident<M: Module>(&self, module: M, which: impl Fn(&str) -> bool) -> Result<M, Error> {
+        let entries = self.0.layout.entries.iter().enumerate();
+        self.lock().resident = entries.filter(|(_, entry)| which(&entry.path)).map(|(number, _)| number).collect();
+        self.refreshed(module)
+    }
+
+    /// `module` with the values that its [resident](Self::with_resident) parameters have since the last commit.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn refreshed<M: Module>(&self, module: M) -> Result<M, Error> {
+        let resident = self.lock().resident.clone();
+        self.filled_with(module, |number| resident.contains(&number))
+    }
+
+    /// The values of the parameters of `blocks` that are in the store alone.
     pub(crate) fn values_of(&self, blocks: &[impl Module]) -> Vec<Blob> {
-        struct Values<'a>(&'a Layout, Vec<Blob>);
+        struct Values<'a>(&'a Streamed, Vec<Blob>);
         impl ModuleVisitor for Values<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                let number = self.0.numbers.get(&param.id);
-                self.1.extend(number.map(|number| Blob { parameter: *number, content: Content::Value }));
+                let layout = &self.0.0.layout;
+                let number = layout.numbers.get(&param.id).copied().filter(|_| self.0.has(param.id));
+                self.1.extend(
+                    number.into_iter().flat_map(|number| blobs(number, &layout.entries[number], Content::Value)),
+                );
             }
         }
-        let mut values = Values(&self.0.layout, vec![]);
+        let mut values = Values(self, vec![]);
         blocks.iter().for_each(|block| block.visit(&mut values));
         values.1
     }
 
-    /// Whether a parameter lives in the store.
+    /// Whether a parameter's value is in the store alone.
     pub(crate) fn has(&self, id: ParamId) -> bool {
-        self.0.layout.numbers.contains_key(&id)
-    }
-
-    /// The sum of a parameter's gradients, in f32.
-    pub(crate) fn sum<const D: usize>(&self, id: ParamId, device: &Device) -> Result<Option<Tensor<D>>, Error> {
-        match self.0.layout.numbers.get(&id) {
-            Some(number) if self.lock().summed.contains(number) => self.sum_of(*number, device).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    /// The sum of a parameter's gradients, which exists.
-    pub(super) fn sum_of<const D: usize>(&self, number: usize, device: &Device) -> Result<Tensor<D>, Error> {
-        let blob = Blob { parameter: number, content: Content::Gradient };
-        let bytes = self.0.store.read(blob)?.ok_or_else(|| missing(blob))?;
-        tensor(blob, bytes, &self.0.layout.entries[number].shape, device)
-    }
-
-    /// Adds a gradient to the sum of a parameter's gradients.
-    pub(crate) fn add_to_sum<const D: usize>(&self, id: ParamId, gradient: Tensor<D>) -> Result<(), Error> {
-        let sum = match self.sum::<D>(id, &gradient.device())? {
-            Some(sum) => sum + gradient,
-            None => gradient,
-        };
-        self.put_sum(id, sum)
-    }
-
-    /// Puts the sum of a parameter's gradients, in f32, in the place of the one before.
-    pub(crate) fn put_sum<const D: usize>(&self, id: ParamId, sum: Tensor<D>) -> Result<(), Error> {
-        let Some(number) = self.0.layout.numbers.get(&id).copied() else { return Ok(()) };
-        self.0.store.write(Blob { parameter: number, content: Content::Gradient }, &bytes_of(sum)?)?;
-        self.lock().summed.insert(number);
-        Ok(())
+        self.0.layout.numbers.get(&id).is_some_and(|number| !self.lock().resident.contains(number))
     }
 
     /// The numbers of the parameters whose gradients have a sum.
@@ -247,13 +310,26 @@ impl Streamed {
         self.lock().summed.iter().copied().collect()
     }
 
+    pub(super) fn is_summed(&self, number: usize) -> bool {
+        self.lock().summed.contains(&number)
+    }
+
+    pub(super) fn note_sum(&self, number: usize) {
+        self.lock().summed.insert(number);
+    }
+
     /// Whether an optimizer of this process has read or written a parameter's state before.
     pub(super) fn has_read(&self, number: usize) -> bool {
         self.lock().read.contains(&number)
     }
 
-    pub(super) fn note_read(&self, number: usize) {
-        self.lock().read.insert(number);
+    pub(super) fn note_read(&self, number: usize, read: bool) {
+        let numbers = &mut self.lock().read;
+        if read {
+            numbers.insert(number)
+        } else {
+            numbers.remove(&number)
+        };
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -269,6 +345,23 @@ impl Streamed {
         self.0.store.write(blob, bytes)?;
         self.lock().written.insert(blob);
         Ok(())
+    }
+
+    /// Writes a blob of the step that is under way.
+    pub(super) fn put(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
+        self.0.store.write(blob, bytes)
+    }
+
+    /// The first number that no input has.
+    pub(super) fn place_of_input(&self) -> usize {
+        let inputs = &mut self.lock().inputs;
+        let number = (0..).find(|number| !inputs.contains(number)).unwrap_or_default();
+        inputs.insert(number);
+        number
+    }
+
+    pub(super) fn free_input(&self, number: usize) {
+        self.lock().inputs.remove(&number);
     }
 
     /// The lock, also after a panic of another holder: the state is changed as a whole.

@@ -1,13 +1,16 @@
 //! The update of streamed parameters, one after the other.
 
+use std::fmt::Display;
+
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::bytes::{bytes_of, missing, tensor};
+use super::bytes::{bytes_of, tensor};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
+use super::values::read_parts;
 use crate::Error;
 
 impl Streamed {
@@ -17,16 +20,16 @@ impl Streamed {
     /// [`Error::Store`].
     pub fn each_gradient(&self, device: &Device, mut each: impl FnMut(Tensor<1>)) -> Result<(), Error> {
         for number in self.summed() {
-            let blob = Blob { parameter: number, content: Content::Gradient };
-            let bytes = self.read(blob)?.ok_or_else(|| missing(blob))?;
-            each(tensor(blob, bytes, &[self.layout().entries[number].shape.iter().product()], device)?);
+            let (entry, content) = (&self.layout().entries[number], Content::Gradient);
+            let bytes = read_parts(number, entry, content, None, |blob| self.read(blob))?;
+            each(tensor(Blob::new(number, content, 0), bytes, &[entry.shape.iter().product()], device)?);
         }
         Ok(())
     }
 
     /// Updates the parameters that have a gradient with `optimizer`, whose state for them is in the store, and with the sum of their
-    /// gradients multiplied by `factor`. `module` is the model or the blocks, whose fields tell the paths of parameters. One parameter is in
-    /// memory at a time. The next [`commit`](Self::commit) makes the update current; until then it may be repeated.
+    /// gradients multiplied by `factor`. `module` is the model or the blocks, whose fields tell the paths of parameters. One parameter, or a
+    /// [part](Self::create_in_parts) of it, is in memory at a time. The next [`commit`](Self::commit) makes the update current; until then it may be repeated.
     ///
     /// burn loads the optimizer's state on its default device, and moves it to that of the parameter.
     ///
@@ -43,44 +46,55 @@ impl Streamed {
         let rate = rate.into();
         self.begin_update();
         for number in self.summed() {
-            let filled = self.filled_with(module.clone(), Some(number))?;
-            let mut gradient = Gradient { streamed: self, number, factor, found: None };
-            filled.visit(&mut gradient);
-            let Some(gradients) = gradient.found.transpose()? else {
-                let path = &self.layout().entries[number].path;
-                return Err(Error::StoreMismatch { reason: format!("the module to update has no parameter {path}") });
-            };
-            let blob = |content| Blob { parameter: number, content };
-            let unreadable = |e: &dyn std::fmt::Display| Error::Store {
-                path: blob(Content::State).to_string(),
-                reason: e.to_string(),
-            };
-            let record = self.read(blob(Content::State))?;
-            let record = record.map(|bytes| OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes)));
-            let record = record.transpose().map_err(|e| unreadable(&e))?.unwrap_or_default();
-            let tensors = record.len();
-            let mut optimizer = optimizer.clone().load_record(record);
-            // burn begins anew with state that it cannot read.
-            if !self.has_read(number) && optimizer.to_record().len() != tensors {
-                let path = &self.layout().entries[number].path;
-                let reason = format!("the optimizer cannot read the state of {path}: use the one that has written it");
-                return Err(Error::StoreMismatch { reason });
-            }
-            self.note_read(number);
-            let updated = optimizer.step(rate.clone(), filled, gradients);
-            // The state exists once more as a record and once as bytes: one after the other.
-            let record = optimizer.to_record();
-            drop(optimizer);
-            let state = record.into_bytes().map_err(|e| unreadable(&e))?;
-            self.write(blob(Content::State), &state)?;
-            drop(state);
-            let mut value = Value { streamed: self, number, value: None };
-            updated.visit(&mut value);
-            if let Some(value) = value.value {
-                self.write(blob(Content::Value), &value?)?;
+            for part in 0..self.layout().entries[number].parts() {
+                self.update_part(module, optimizer, rate.clone(), factor, (number, part))?;
             }
         }
         Ok(())
+    }
+
+    fn update_part<M: Module>(
+        &self,
+        module: &M,
+        optimizer: &ModuleOptimizer,
+        rate: ModuleLearningRate,
+        factor: f64,
+        (number, part): (usize, usize),
+    ) -> Result<(), Error> {
+        let path = &self.layout().entries[number].path;
+        let filled = self.with_part(module.clone(), number, part)?;
+        let mut gradient = Gradient { streamed: self, number, part, factor, found: None };
+        filled.visit(&mut gradient);
+        let Some(gradients) = gradient.found.transpose()? else {
+            return Err(Error::StoreMismatch { reason: format!("the module to update has no parameter {path}") });
+        };
+        let blob = |content| Blob::new(number, content, part);
+        let unreadable =
+            |e: &dyn Display| Error::Store { path: blob(Content::State).to_string(), reason: e.to_string() };
+        let record = self.read(blob(Content::State))?.filter(|bytes| !bytes.is_empty());
+        let record = record.map(|bytes| OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes)));
+        let record = record.transpose().map_err(|e| unreadable(&e))?.unwrap_or_default();
+        let tensors = record.len();
+        let mut optimizer = optimizer.clone().load_record(record);
+        // burn begins anew with state that it cannot read.
+        if !self.has_read(number) && optimizer.to_record().len() != tensors {
+            let reason = format!("the optimizer cannot read the state of {path}: use the one that has written it");
+            return Err(Error::StoreMismatch { reason });
+        }
+        self.note_read(number, true);
+        let updated = optimizer.step(rate, filled, gradients);
+        // The state exists once more as a record and once as bytes: one after the other.
+        let record = optimizer.to_record();
+        drop(optimizer);
+        let state = record.into_bytes().map_err(|e| unreadable(&e))?;
+        self.write(blob(Content::State), &state)?;
+        drop(state);
+        let mut value = Value { streamed: self, number, value: None };
+        updated.visit(&mut value);
+        match value.value {
+            Some(value) => self.write(blob(Content::Value), &value?),
+            None => Ok(()),
+        }
     }
 
     fn is(&self, id: ParamId, number: usize) -> bool {
@@ -92,6 +106,7 @@ impl Streamed {
 struct Gradient<'a> {
     streamed: &'a Streamed,
     number: usize,
+    part: usize,
     factor: f64,
     found: Option<Result<GradientsParams, Error>>,
 }
@@ -101,7 +116,7 @@ impl ModuleVisitor for Gradient<'_> {
         if self.found.is_some() || !self.streamed.is(param.id, self.number) {
             return;
         }
-        let sum = self.streamed.sum_of::<D>(self.number, &param.device().inner());
+        let sum = self.streamed.sum_of::<D>(self.number, Some(self.part), &param.device().inner());
         self.found = Some(sum.map(|sum| {
             let mut gradients = GradientsParams::new();
             gradients.register(param.id, if self.factor == 1.0 { sum } else { sum * self.factor });

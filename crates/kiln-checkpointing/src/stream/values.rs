@@ -12,9 +12,14 @@ use super::store::{Blob, Content, Store};
 use crate::Error;
 
 /// Takes the values out of the parameters that require gradients, and writes them to `store`. The first parameters get the ids of `known` ones.
-pub(super) fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[Entry]) -> Result<(Layout, M), Error> {
+pub(super) fn empty<M: Module>(
+    module: M,
+    store: Option<(&dyn Store, Option<usize>)>,
+    known: &[Entry],
+) -> Result<(Layout, M), Error> {
     struct Empty<'a> {
-        store: Option<&'a dyn Store>,
+        /// The store, and the bytes of a part.
+        store: Option<(&'a dyn Store, Option<usize>)>,
         known: &'a [Entry],
         /// The new id of each parameter.
         ids: HashMap<ParamId, ParamId>,
@@ -32,6 +37,7 @@ pub(super) fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[En
         }
 
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            // The question initialises a parameter: all are initialised in the order of the fields.
             if !param.is_require_grad() || self.failure.is_some() {
                 return param;
             }
@@ -48,11 +54,18 @@ pub(super) fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[En
                     let known = self.known.get(self.layout.entries.len());
                     let id = known.map_or(old, |known| known.id.into());
                     self.ids.insert(old, id);
-                    let parameter = self.layout.add(Entry::of(id, &self.path, &tensor));
-                    let blob = Blob { parameter, content: Content::Value };
-                    let bytes = self.store.map(|store| (store, bytes_of(tensor.clone().inner())));
-                    let written = bytes.map(|(store, bytes)| store.write(blob, &bytes?));
-                    self.failure = written.and_then(Result::err);
+                    let part = match self.store {
+                        Some((_, part)) => part,
+                        None => known.map(|known| known.bytes_of(0).len()),
+                    };
+                    let number = self.layout.add(Entry::of(id, &self.path, &tensor, part));
+                    if let Some((store, _)) = self.store {
+                        let bytes = bytes_of(tensor.clone().inner());
+                        let entry = &self.layout.entries[number];
+                        let write = |blob, bytes: &[u8]| store.write(blob, bytes);
+                        let written = bytes.and_then(|bytes| write_parts(number, entry, Content::Value, &bytes, write));
+                        self.failure = written.err();
+                    }
                     id
                 }
             };
@@ -69,23 +82,63 @@ pub(super) fn empty<M: Module>(module: M, store: Option<&dyn Store>, known: &[En
     }
 }
 
-/// Gives parameters their values.
-pub(super) struct Fill<'a> {
+/// Writes the parts of a parameter by `write`.
+pub(super) fn write_parts(
+    number: usize,
+    entry: &Entry,
+    content: Content,
+    bytes: &[u8],
+    write: impl Fn(Blob, &[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    (0..entry.parts()).try_for_each(|part| write(Blob::new(number, content, part), &bytes[entry.bytes_of(part)]))
+}
+
+/// Reads all parts of a parameter, or one, by `read`.
+pub(super) fn read_parts(
+    number: usize,
+    entry: &Entry,
+    content: Content,
+    only: Option<usize>,
+    read: impl Fn(Blob) -> Result<Option<Vec<u8>>, Error>,
+) -> Result<Vec<u8>, Error> {
+    let part = |part| {
+        let blob = Blob::new(number, content, part);
+        read(blob)?.ok_or_else(|| missing(blob))
+    };
+    match (only, entry.parts()) {
+        (Some(only), _) => part(only),
+        (None, 1) => part(0),
+        (None, parts) => {
+            let mut bytes = Vec::with_capacity(entry.bytes_of(parts - 1).end);
+            for number in 0..parts {
+                bytes.extend_from_slice(&part(number)?);
+            }
+            Ok(bytes)
+        }
+    }
+}
+
+/// Gives the parameters with certain numbers their values, or the value of one part.
+pub(super) struct Fill<'a, F> {
     pub(super) layout: &'a Layout,
     pub(super) prefetch: &'a Prefetch,
-    pub(super) only: Option<usize>,
+    pub(super) which: F,
+    pub(super) part: Option<usize>,
     pub(super) failure: Option<Error>,
 }
 
-impl ModuleMapper for Fill<'_> {
+impl<F: Fn(usize) -> bool> ModuleMapper for Fill<'_, F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(number) = self.layout.numbers.get(&param.id).copied() else { return param };
-        if self.failure.is_some() || self.only.is_some_and(|only| only != number) {
+        if self.failure.is_some() || !(self.which)(number) {
             return param;
         }
-        let (blob, shape) = (Blob { parameter: number, content: Content::Value }, &self.layout.entries[number].shape);
-        let bytes = self.prefetch.take(blob).and_then(|bytes| bytes.ok_or_else(|| missing(blob)));
-        match bytes.and_then(|bytes| tensor(blob, bytes, shape, &param.device().inner())) {
+        let entry = &self.layout.entries[number];
+        let (content, read) = (Content::Value, |blob| self.prefetch.take(blob));
+        let bytes = read_parts(number, entry, content, self.part, read);
+        let shape = self.part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
+        let blob = Blob::new(number, content, self.part.unwrap_or(0));
+        match bytes.and_then(|bytes| tensor(blob, bytes, &shape, &param.device().inner())) {
             Ok(value) => param.map(|hollow| like(value, &hollow)),
             Err(error) => {
                 self.failure = Some(error);

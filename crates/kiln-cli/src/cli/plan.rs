@@ -24,6 +24,9 @@ pub(crate) struct PlanArgs {
     /// Data set for the command of `train` that is printed [default: a placeholder]
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
+    /// Directory of `train --store`, from which blocks may be streamed [default: all are in memory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
     /// What layers compute in [default: f32 and bf16 are compared]
     ///
     /// A step in f16 takes the memory and the time of one in bf16.
@@ -106,7 +109,7 @@ pub struct PlanSegment {
 pub struct PlanGpt {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
-    /// gpt-tiny, gpt-mini, gpt2 or gpt2-medium
+    /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl
     #[arg(long, value_name = "NAME", default_value = "gpt2", help_heading = "Model")]
     pub(crate) model: String,
     /// Tokens per sequence

@@ -191,7 +191,7 @@ pub struct TrainGpt {
 /// The model of a decoder and its text.
 #[derive(Args)]
 pub(crate) struct GptArgs {
-    /// gpt-tiny, gpt-mini, gpt2 or gpt2-medium [default: gpt-tiny]
+    /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl [default: gpt-tiny]
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(crate) model: Option<String>,
     /// Tokens per sequence [default: 64]

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_data::{TileSet, printable, write_classes};
-use kiln_training::Error;
+use kiln_training::{Error, Passes};
 use serde_json::{Map, Value, json};
 
 use crate::cli::EvalSegment;
@@ -67,7 +67,7 @@ fn score(predictor: &Predictor, test: &TileSet, classes: &[String]) -> Result<Ma
     let loader = test_loader(test, settings)?;
     let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
     let Scores { confusion, cross_entropy } =
-        task.score(model, test, batches, device, settings.run.at_once(), |_| Ok(()))?;
+        task.score(model, test, batches, &Passes::on(device), settings.run.at_once(), |_| Ok(()))?;
     let mut figures = vec![
         ("test_miou".to_owned(), confusion.mean_iou()),
         ("test_accuracy".to_owned(), confusion.accuracy()),

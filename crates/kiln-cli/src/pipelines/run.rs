@@ -8,7 +8,8 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_report::{Prediction, Text};
 use kiln_training::{
-    BatchSource, BestConfig, Error, PlannedOptimizer, Recompute, StagesConfig, StepPlan, Trainer, TrainerBuilder,
+    BatchSource, BestConfig, Error, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig, Trainer,
+    TrainerBuilder,
 };
 
 use super::classify::ClassCounts;
@@ -171,6 +172,7 @@ impl<P: Pipeline> Run<P> {
             .with_batch_size(run.batch_size)
             .with(|settings| settings.checkpoints.intervals = run.every())
             .with(|settings| settings.run.frozen = run.freeze.clone())
+            .with(|settings| settings.memory.store = run.store.clone().map(StoreConfig::Directory))
             .with(|settings| settings.checkpoints.best = judged::<P>(&setup.settings))
             .with_allocator(&HEAP);
         let compression = setup.settings.compression.as_ref().filter(|compression| compression.attaches()).cloned();
@@ -221,12 +223,11 @@ impl<P: Pipeline> Setup<P> {
             return Err(Error::InvalidSetting { name: "number of batches", value: "0".into(), expected });
         };
         let mut batch = batch?;
-        // A replica's part may have fewer samples than a recording needs.
+        // Small batches, and a replica's part, may have fewer samples than a recording needs.
         if batch.len() < SAMPLES
-            && let Some(Ok(other)) = BatchSource::epoch(&self.data.test, 0, 0).next()
-            && other.len() > batch.len()
+            && let Some(more) = self.data.train.sample(SAMPLES)?
         {
-            batch = other;
+            batch = more;
         }
         let sample = batch.slice(0..batch.len().min(SAMPLES));
         Ok((sample, self.data.train.peak_bytes().unwrap_or(0)))

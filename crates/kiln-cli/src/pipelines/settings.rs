@@ -84,6 +84,13 @@ pub struct RunSettings {
     #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySetting>,
+    /// Directory for parameters, gradients and optimizer state [default: all are in memory]
+    ///
+    /// Blocks whose parameters do not fit into --memory are streamed from there. After each step it has the whole run, which
+    /// --resume goes on with.
+    #[arg(long, value_name = "DIR", value_parser = absolute_path(), help_heading = "Memory")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<PathBuf>,
     /// Scale gradients down to this global norm
     #[arg(long, value_name = "NORM", help_heading = "Training")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,6 +189,7 @@ impl RunSettings {
             precision: Precision::F32,
             checkpointing: Recompute::None,
             memory: None,
+            store: None,
             clip_norm: Some(5.0),
             workers: 2,
             loader_memory: LoaderMemory::default(),
@@ -262,10 +270,15 @@ impl RunSettings {
         self.micro_batch.unwrap_or(self.batch_size)
     }
 
-    /// Prepares the settings for a command that takes no training step of the run: on its own device, without its memory budget.
+    /// Prepares the settings for a command that takes no training step of the run: on its own device, without its memory budget and its store.
     pub(crate) fn leave_training(&mut self, device: Option<&String>) {
         self.device = device.cloned().unwrap_or_else(|| "flex".into());
-        self.memory = None;
+        (self.memory, self.store) = (None, None);
+        if matches!(&self.checkpointing, Recompute::Plan(plan) if plan.streams())
+            || self.checkpointing == Recompute::Stream
+        {
+            self.checkpointing = Recompute::None;
+        }
     }
 }
 

@@ -43,6 +43,9 @@ pub(super) fn words<'a>(what: &[String], arguments: &PlanArgs, steps: impl Into<
     if steps.checkpoints.recomputed() > 0 {
         words.extend(["--checkpointing".into(), steps.checkpoints.to_string()]);
     }
+    if let (Some(store), true) = (&arguments.store, steps.checkpoints.streams()) {
+        words.extend(["--store".into(), store.display().to_string()]);
+    }
     let optimizer = match steps.optimizer {
         PlannedOptimizer::Other { name, .. } => Some(name.clone()),
         _ => arguments.optimizer.map(str::to_owned),

@@ -14,7 +14,7 @@ use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, Til
 use kiln_memory::BackendProfile;
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{OptimizerConfig, StepPlan, Task, Trainer, TrainerBuilder};
+use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
 use crate::cli::{Plan, PlanArgs};
@@ -145,6 +145,7 @@ fn plan<T: Task>(
     let builder = builder
         .with_optimizer(move |model| optimizer.groups(model))
         .with_clip_norm(1.0)
+        .with(|settings| settings.memory.store = arguments.store.clone().map(StoreConfig::Directory))
         .with_precision(Policy::new(precisions[0]).keep_norms());
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.with_allowed_precision(*precision));
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {

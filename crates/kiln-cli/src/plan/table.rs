@@ -70,6 +70,10 @@ pub(super) fn legend(plans: &[StepPlan], is_one_chosen: bool) -> String {
         ),
         (shown.iter().any(|text| text.contains(" of ")), "N of M    N of the M blocks are recomputed"),
         (shown.iter().any(|text| text.contains("..")), "A..B      the blocks from A to B - 1"),
+        (
+            shown.iter().any(|text| text.contains("stream")),
+            "stream    parameters of such blocks are read from the store for each pass",
+        ),
         (shown.iter().any(|text| text.contains("offload")), "offload   what segments keep is in host memory"),
     ];
     lines.into_iter().filter(|(is_shown, _)| *is_shown).map(|(_, line)| format!("{line}\n")).collect()
@@ -91,7 +95,11 @@ fn checkpointing(plan: &Checkpoints, widest: usize) -> String {
         0 => "none".into(),
         recomputed => {
             let text = plan.to_string();
-            if text.chars().count() <= widest { text } else { format!("{recomputed} of {}", plan.blocks()) }
+            match plan.streams() {
+                _ if text.chars().count() <= widest => text,
+                true => format!("{} streamed", plan.streamed()),
+                false => format!("{recomputed} of {}", plan.blocks()),
+            }
         }
     }
 }

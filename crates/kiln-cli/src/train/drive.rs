@@ -35,6 +35,7 @@ use crate::progress::{Progress, Watched};
 use crate::run_directory::RunDirectory;
 use crate::runs::{About, Outcome, RunRecord};
 use crate::shell::quoted;
+use crate::usage::Usage;
 use crate::words::counted;
 
 /// Trains the run's model and writes the run directory. With several replicas this is the first one, which writes.
@@ -100,6 +101,12 @@ impl<P: Pipeline> Session<P> {
     /// Opens the directory of a run, and gives the trainer its state at the step that this process continues after.
     fn open(mut trainer: Trainer<P>, setup: Setup<P>, checkpoints: Checkpoints, call: &CallArgs) -> Result<Self> {
         if call.resume.is_none() {
+            if let (Some(store), 1..) = (&setup.settings.run.store, trainer.state().step) {
+                let (store, step) = (printable(store), trainer.state().step);
+                bail!(Usage(format!(
+                    "--store: {store} has a run after step {step}, expected an empty directory, or --resume and the directory of that run"
+                )));
+            }
             start_from(&mut trainer, &setup.settings.run)?;
         }
         let directory = directory(&setup, call)?;
@@ -113,6 +120,9 @@ impl<P: Pipeline> Session<P> {
                 tracing::info!("no checkpoint in {} yet; starting over", printable(directory.path()));
                 start_from(&mut trainer, &setup.settings.run)?;
             }
+        }
+        if setup.settings.run.store.is_some() && trainer.streamed().is_none() {
+            tracing::info!("--store is not used: the run is in memory");
         }
         if let Some(taken) = setup.taken.take() {
             report_taken(&directory, &setup.settings.run, &taken)?;
@@ -249,7 +259,7 @@ impl<P: Pipeline> Session<P> {
         let (model, file) = (self.trainer.model(), self.directory.file(MODEL));
         match self.setup.settings.compression.as_ref().is_some_and(|compression| compression.attaches()) {
             true => kiln_precision::uncast(|| model.clone().materialize()).save_safetensors(file)?,
-            false => model.save_safetensors(file)?,
+            false => model.save_safetensors_with(file, self.trainer.stored_values())?,
         }
         Ok(())
     }
@@ -257,6 +267,10 @@ impl<P: Pipeline> Session<P> {
     /// The contents of the report beside the metrics. Their files are written.
     fn findings(&self, finish: Finish, finder: Option<&Finder<P::Model>>, device: &Device) -> Result<Findings> {
         let mut findings = match finder {
+            Some(_) if self.trainer.streamed().is_some() => {
+                tracing::info!("the report shows no output of the model: its blocks are in a store");
+                Findings::default()
+            }
             Some(find) if finish != Finish::Stopped => {
                 find(self.trainer.model(), device, self.setup.settings.run.at_once())?
             }

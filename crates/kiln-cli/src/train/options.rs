@@ -16,7 +16,7 @@ use crate::usage::Usage;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.
-const MAY_CHANGE_ON_RESUME: [&str; 27] = [
+const MAY_CHANGE_ON_RESUME: [&str; 28] = [
     "resume",
     "config",
     "out",
@@ -28,6 +28,7 @@ const MAY_CHANGE_ON_RESUME: [&str; 27] = [
     "loader_memory",
     "bad_samples",
     "memory",
+    "store",
     "micro_batch",
     "checkpointing",
     "wait_for_memory",
@@ -83,7 +84,7 @@ pub(super) fn settings_file<P: Pipeline>(
         file.remove("run", &["max_steps"]);
     }
     if from {
-        file.remove("run", &["init"]);
+        file.remove("run", &["init", "store"]);
         if file.get("run", "memory").is_some() {
             file.remove("run", &["micro_batch", "checkpointing", "optimizer_offload"]);
         }

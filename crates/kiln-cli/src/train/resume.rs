@@ -50,7 +50,7 @@ fn settings_to_record<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, 
     (run.epochs, run.max_steps, run.patience) = (now.epochs, now.max_steps, now.patience);
     (run.evaluate_every, run.save_every, run.keep) = (now.evaluate_every, now.save_every, now.keep);
     (run.workers, run.loader_memory, run.bad_samples) = (now.workers, now.loader_memory, now.bad_samples);
-    run.clip_norm = now.clip_norm;
+    (run.clip_norm, run.store) = (now.clip_norm, now.store);
     if planned {
         (run.memory, run.micro_batch, run.checkpointing) = (now.memory, now.micro_batch, now.checkpointing);
         run.optimizer_offload = now.optimizer_offload;

@@ -80,7 +80,7 @@ fn settings_that_no_run_can_have() {
         refused(at, &resnet(["--device", "cuda:0"]), 2, &["'cuda:0'", "--features cuda"]);
     }
     let gpt = |rest: [&'static str; 2]| [["train", "gpt"], rest].concat();
-    refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium"]);
+    refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl"]);
     refused(at, &gpt(["--context", "0"]), 2, &["context is 0"]);
     refused(at, &gpt(["--dropout", "1"]), 2, &["dropout is 1", "[0, 1)"]);
     let plan = |rest: [&'static str; 2]| [["plan", "gpt", "--memory", "1GiB"].as_slice(), rest.as_slice()].concat();

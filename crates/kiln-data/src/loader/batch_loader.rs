@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::order::{LoaderState, Sampler};
+use crate::order::{LoaderState, Remainder, Replica, Sampler};
 
 use super::bad_samples::BadSampleReport;
 use super::config::{BatchPlan, LoaderConfig};
@@ -175,6 +175,22 @@ impl<O: Send + 'static> Loader<O> {
             None => Ok(Source::Workers(workers)),
         });
         Batches::new(source.unwrap_or_else(|error| Source::Failed(Some(error))), self.shared.clone())
+    }
+
+    /// The first batch of `samples` samples, or of all if there are fewer, whatever the loader's own batches: to plan with.
+    ///
+    /// # Errors
+    /// Those of [`budgeted`](Self::budgeted), and those of the samples.
+    pub fn sample(&self, samples: usize) -> Result<Option<O>, Error> {
+        let config = LoaderConfig { replica: Replica::ALONE, remainder: Remainder::Keep, ..self.config.clone() };
+        let config = config.with_batch_size(samples.min(self.samples()).max(1));
+        let sampler =
+            Sampler::new(self.samples(), config.batch_size, config.order.clone(), config.remainder, config.replica)?;
+        let first = (self.bytes)(&BatchPlan { epoch: 0, index: 0, ids: sampler.ids(0, 0) });
+        let shared = Arc::new(Shared::new(&config, first, self.largest.1));
+        let loader =
+            Self { sampler, config, copy: None, largest: (Some(first), self.largest.1), shared, ..self.clone() };
+        loader.epoch(0, 0).next().transpose()
     }
 
     /// The rest of the epoch in which `state` was taken by [`Sampler::state`].

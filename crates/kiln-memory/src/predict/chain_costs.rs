@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::trace::{NONE, Passes, StepTrace, backward_passes};
+use crate::trace::{NONE, Passes, StepTrace, TraceRole, backward_passes};
 
 use super::estimate::live_bytes;
 use super::layout::Layout;
@@ -26,6 +26,8 @@ pub struct BlockCost {
     pub workspace_bytes: u64,
     /// Bytes of the gradients of its parameters.
     pub gradient_bytes: u64,
+    /// Bytes of the trained parameters that only this block reads.
+    pub parameter_bytes: u64,
     /// Estimated seconds of its forward pass.
     pub forward_seconds: f64,
 }
@@ -135,6 +137,18 @@ impl StepTrace {
                     block => costs.blocks[block].saved_bytes += bytes,
                 }
             }
+        }
+        for (block, cost) in costs.blocks.iter_mut().enumerate() {
+            let own = self.trained_only_by(std::slice::from_ref(&(block..block + 1)));
+            let parameters = layout.blocks.iter().filter(|buffer| (buffer.born as usize) < start);
+            let parameters = parameters.filter(|buffer| {
+                let mut tensors = layout.tensors_of(buffer).map(|tensor| tensor as usize);
+                tensors.any(|tensor| {
+                    self.tensors[tensor].role == TraceRole::Parameter
+                        && self.path_of(tensor).is_some_and(|path| own.contains(path))
+                })
+            });
+            cost.parameter_bytes = parameters.map(|buffer| profile.taken(buffer.bytes)).sum();
         }
         for (tensor, block) in &passes.gradients {
             costs.blocks[*block].gradient_bytes += profile.taken(layout.blocks[buffer_of[*tensor as usize]].bytes);

@@ -6,7 +6,7 @@ use super::lifetimes::ends;
 use super::memory::{Block, Memory, Output, tensors_of};
 use super::profile::{BackendProfile, Kernels};
 use super::sizes::Sizes;
-use super::{cube, flex, offloaded};
+use super::{cube, flex, offloaded, stored};
 
 /// The memory of a step.
 pub(super) struct Layout {
@@ -40,6 +40,9 @@ impl Layout {
         let (mut blocks, next) = memory.finish();
         if profile.kernels == Kernels::Cube {
             offloaded::shorten(trace, &mut blocks, &next);
+        }
+        if let Some(streamed) = &trace.stored {
+            stored::divide(trace, streamed, &mut blocks, &mut workspaces, &next);
         }
         Self { batch: sizes.batch, blocks, workspaces, next }
     }

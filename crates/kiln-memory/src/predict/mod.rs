@@ -19,6 +19,7 @@ mod profile;
 mod search;
 mod sizes;
 mod stages;
+mod stored;
 mod time;
 
 use serde::{Deserialize, Serialize};

@@ -36,7 +36,7 @@ pub(super) fn shorten(trace: &StepTrace, blocks: &mut [Block], next: &[u32]) {
 }
 
 /// The first and the last operation of the step that reads or makes each tensor; `None` for tensors that the step does not use.
-fn uses(trace: &StepTrace) -> Vec<Option<(usize, usize)>> {
+pub(super) fn uses(trace: &StepTrace) -> Vec<Option<(usize, usize)>> {
     let mut uses: Vec<Option<(usize, usize)>> = vec![None; trace.tensors.len()];
     for index in trace.phases[0]..trace.graph.operations.len() {
         let inputs = trace.graph.inputs_at(index).iter().map(|input| input.tensor);

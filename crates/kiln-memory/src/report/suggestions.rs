@@ -136,7 +136,8 @@ impl StepTrace {
             return vec![];
         }
         let plan = |length: usize| {
-            let segment = |start| Recomputed { blocks: start..blocks.min(start + length), offloaded: false };
+            let segment =
+                |start| Recomputed { blocks: start..blocks.min(start + length), offloaded: false, streamed: false };
             let mut segments: Vec<_> = (0..blocks).step_by(length).map(segment).collect();
             if segments.len() > 1 {
                 segments.pop();

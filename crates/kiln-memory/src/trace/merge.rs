@@ -46,7 +46,18 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         tensors.push(TraceTensor { shape, dtype: a.dtype, role, path });
     }
     let Recording { graph, phases, cuts, releases, .. } = first;
-    Ok(StepTrace { graph, tensors, shapes, paths: paths.texts, phases, cuts, releases, batches })
+    Ok(StepTrace {
+        graph,
+        tensors,
+        shapes,
+        paths: paths.texts,
+        phases,
+        cuts,
+        releases,
+        batches,
+        stored: None,
+        part: None,
+    })
 }
 
 fn differs(recording: &Recording, index: usize, batches: [usize; 2]) -> Error {

@@ -1,6 +1,7 @@
 //! The blocks of a chain that read each parameter.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::recorder::{Recording, Role};
 use super::step_trace::{StepTrace, TraceRole};
@@ -28,6 +29,26 @@ impl StepTrace {
 }
 
 impl StepTrace {
+    /// The paths of the trained parameters that operations of `blocks` read, and no other operation.
+    pub fn trained_only_by(&self, blocks: &[Range<usize>]) -> BTreeSet<&str> {
+        let [start, backward, ..] = self.phases;
+        let spans: Vec<Range<usize>> =
+            blocks.iter().map(|blocks| self.cuts[blocks.start]..self.cuts[blocks.end]).collect();
+        let is_inside = |index: &usize| spans.iter().any(|span| span.contains(index));
+        let mut inside = self.read_at((start..backward).filter(is_inside));
+        let outside = self.read_at((start..backward).filter(|index| !is_inside(index)));
+        let trained: BTreeSet<&str> = self.learned_parameters().into_iter().map(|(path, _)| path).collect();
+        inside.retain(|path| trained.contains(path) && !outside.contains(path));
+        inside
+    }
+
+    /// The paths of the parameters that operations read.
+    fn read_at(&self, operations: impl Iterator<Item = usize>) -> BTreeSet<&str> {
+        let tensors = operations.flat_map(|index| self.graph.inputs_at(index)).map(|input| input.tensor as usize);
+        let parameters = tensors.filter(|tensor| self.tensors[*tensor].role == TraceRole::Parameter);
+        parameters.filter_map(|tensor| self.path_of(tensor)).collect()
+    }
+
     /// The paths of the parameters that one operation of the forward pass reads: the gradient of each is made at once.
     pub fn read_once(&self) -> BTreeSet<&str> {
         let [start, backward, ..] = self.phases;

@@ -1,5 +1,7 @@
 //! The trace of a training step, with shapes as functions of the batch size.
 
+use std::ops::Range;
+
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +27,12 @@ pub struct StepTrace {
     /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
     pub(crate) releases: Vec<usize>,
     pub(crate) batches: [usize; 2],
+    /// The segments whose parameters are in a store, if gradients and optimizer state are in one.
+    #[serde(default)]
+    pub(crate) stored: Option<Vec<Range<usize>>>,
+    /// The most bytes of a parameter that an update in a store has in memory, if it divides parameters.
+    #[serde(default)]
+    pub(crate) part: Option<u64>,
 }
 
 /// A tensor of a trace.

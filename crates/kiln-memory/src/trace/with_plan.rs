@@ -16,6 +16,9 @@ pub struct Recomputed {
     pub blocks: Range<usize>,
     /// Whether the segment's input is kept in host memory.
     pub offloaded: bool,
+    /// Whether its input and its parameters are in a store, except while the segment runs. All gradients, and the optimizer's state for all parameters,
+    /// are then in the store, and the update takes one parameter after the other.
+    pub streamed: bool,
 }
 
 impl StepTrace {
@@ -61,11 +64,28 @@ impl StepTrace {
         let mut before = self.phases[1];
         for segment in segments.iter().rev() {
             let span = self.cuts[segment.blocks.start]..self.cuts[segment.blocks.end];
-            match rewrite.recompute(span, segment.offloaded, before) {
+            match rewrite.recompute(span, segment.offloaded || segment.streamed, before) {
                 Some(place) => before = place,
                 None => return Err(invalid(segment, "its backward pass is not in one piece")),
             }
         }
-        Ok(rewrite.finish())
+        let mut trace = rewrite.finish();
+        let streamed = segments.iter().filter(|segment| segment.streamed).map(|segment| segment.blocks.clone());
+        let streamed: Vec<_> = streamed.collect();
+        if !streamed.is_empty() {
+            trace.stored = Some(streamed);
+        }
+        Ok(trace)
+    }
+
+    /// Says that an update in a store has at most `part` bytes of a parameter in memory.
+    pub fn with_parts_in_store(self, part: u64) -> Self {
+        Self { part: Some(part), ..self }
+    }
+
+    /// The step of a run whose gradients and optimizer state are in a store, and all of whose parameters are in memory. A
+    /// [plan](Self::with_plan) that streams segments makes such a step too, with the parameters of these segments in the store.
+    pub fn in_store(&self) -> Self {
+        Self { stored: Some(vec![]), ..self.clone() }
     }
 }

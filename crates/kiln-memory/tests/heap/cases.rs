@@ -90,7 +90,11 @@ pub(crate) fn record<C: Case, O: Optimizer>(case: &C, setup: &Setup<O>) -> StepT
     let Some(plan) = &setup.plan else { return trace };
     let segments = plan.segments().iter().filter(|segment| segment.mode != Mode::Plain);
     let segments: Vec<Recomputed> = segments
-        .map(|segment| Recomputed { blocks: segment.blocks.clone(), offloaded: segment.mode == Mode::Offload })
+        .map(|segment| Recomputed {
+            blocks: segment.blocks.clone(),
+            offloaded: segment.mode == Mode::Offload,
+            streamed: false,
+        })
         .collect();
     trace.with_plan(&segments).unwrap()
 }

@@ -17,7 +17,7 @@ fn simulated(costs: &ChainCosts, plan: &[Recomputed]) -> u64 {
     }
     let mut segments: Vec<(Range<usize>, Mode)> = vec![];
     let mut next = 0;
-    for Recomputed { blocks, offloaded } in plan {
+    for Recomputed { blocks, offloaded, .. } in plan {
         segments.extend((next..blocks.start).map(|block| (block..block + 1, Mode::Plain)));
         segments.push((blocks.clone(), if *offloaded { Mode::Offload } else { Mode::Recompute }));
         next = blocks.end;
@@ -89,7 +89,7 @@ proptest! {
         let costs = trace.chain_costs(batch, &flex()).unwrap();
         let peak = trace.with_plan(&plan).unwrap().estimate(batch, &flex()).unwrap().peak_bytes;
         let off = simulated(&costs, &plan) as f64 / peak as f64 - 1.0;
-        let least = if name.contains("summed") { -0.12 } else { -0.1 };
+        let least = if name.contains("summed") { -0.15 } else { -0.1 };
         prop_assert!(off > least && off < 0.6, "{name} {batch} {plan:?}: {off:+.3}");
     }
 }

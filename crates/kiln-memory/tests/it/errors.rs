@@ -213,7 +213,8 @@ fn no_batch_is_too_large_to_be_refused() {
 fn plans_are_segments_of_the_chain_in_order() {
     let trace = gpt(tiny(), Precision::F32, &adamw(), StepOptions::default());
     let plan = |segments: &[Range<usize>]| {
-        let segments = segments.iter().map(|blocks| Recomputed { blocks: blocks.clone(), offloaded: false });
+        let segments =
+            segments.iter().map(|blocks| Recomputed { blocks: blocks.clone(), offloaded: false, streamed: false });
         trace.with_plan(&segments.collect::<Vec<_>>()).map_err(|error| error.to_string())
     };
     let refused =
@@ -227,7 +228,7 @@ fn plans_are_segments_of_the_chain_in_order() {
 
     let plain = with(|x, _| x).unwrap();
     assert_eq!(
-        message(plain.with_plan(&[Recomputed { blocks: 0..1, offloaded: false }])),
+        message(plain.with_plan(&[Recomputed { blocks: 0..1, offloaded: false, streamed: false }])),
         "blocks 0..1 of a chain of 0 cannot be checkpointed: the step was recorded without cuts between its blocks"
     );
     assert_eq!(plain.with_plan(&[]).unwrap(), plain);

@@ -37,7 +37,7 @@ pub(crate) fn plan_of(trace: &StepTrace, length: usize, bits: u64) -> Vec<Recomp
     let segments = (0..blocks).step_by(length).map(|from| from..blocks.min(from + length)).enumerate();
     let chosen = segments.filter_map(|(index, blocks)| match bits >> (2 * index) & 3 {
         0 | 1 => None,
-        bits => Some(Recomputed { blocks, offloaded: bits == 3 }),
+        bits => Some(Recomputed { blocks, offloaded: bits == 3, streamed: false }),
     });
     chosen.collect()
 }

@@ -90,7 +90,7 @@ fn plans_are_those_of_the_trace() {
     let trace = gpt(tiny(), F32, &adamw(), StepOptions::default());
     let explanation = trace.explain(32, 1 << 20, &flex()).unwrap();
     let planned = |length: usize, offloaded| {
-        let segment = |start| Recomputed { blocks: start..start + length, offloaded };
+        let segment = |start| Recomputed { blocks: start..start + length, offloaded, streamed: false };
         let plan: Vec<_> = (0..4 - length).step_by(length).map(segment).collect();
         peak(&trace.with_plan(&plan).unwrap(), 32)
     };

@@ -44,7 +44,7 @@ fn gradients_are_written_in_place_on_the_cpu() {
 #[test]
 fn a_plan_runs_them_again() {
     let trace = lean(small(), BF16, &adamw(), StepOptions::default());
-    let plan = [Recomputed { blocks: 1..3, offloaded: false }];
+    let plan = [Recomputed { blocks: 1..3, offloaded: false, streamed: false }];
     let planned = trace.with_plan(&plan).unwrap();
     let seconds = |trace: &StepTrace, profile: &BackendProfile| {
         let prediction = trace.predict(8, profile).unwrap();

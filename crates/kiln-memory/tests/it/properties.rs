@@ -161,7 +161,7 @@ fn it_is_the_same_every_time_and_from_a_file() {
 }
 
 fn recomputed(blocks: std::ops::Range<usize>) -> Recomputed {
-    Recomputed { blocks, offloaded: false }
+    Recomputed { blocks, offloaded: false, streamed: false }
 }
 
 /// Bytes that are saved when the backward pass begins.
@@ -266,8 +266,9 @@ fn a_replay_needs_room_of_its_own() {
 fn offloading_never_keeps_more_than_recomputing() {
     let trace = resnet((ResNetConfig::resnet50(1000).with_lean(false), 64), F32, &sgd(), StepOptions::default());
     let plan = |offloaded| {
-        let plan: Vec<_> =
-            (0..trace.blocks() - 1).map(|block| Recomputed { blocks: block..block + 1, offloaded }).collect();
+        let plan: Vec<_> = (0..trace.blocks() - 1)
+            .map(|block| Recomputed { blocks: block..block + 1, offloaded, streamed: false })
+            .collect();
         trace.with_plan(&plan).unwrap().predict(8, &flex()).unwrap()
     };
     let (recomputed, offloaded) = (plan(false), plan(true));

@@ -43,7 +43,7 @@ setters! { GptConfig:
 
 impl GptConfig {
     /// The names that [`named`](Self::named) accepts.
-    pub const NAMES: &'static str = "gpt-tiny, gpt-mini, gpt2, gpt2-medium";
+    pub const NAMES: &'static str = "gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl";
 
     fn new(vocab: usize, context: usize, [layers, heads, width]: [usize; 3]) -> Self {
         Self { vocab, context, layers, heads, width, dropout: 0.0, lean: yes() }
@@ -69,6 +69,16 @@ impl GptConfig {
         Self::new(vocab, context, [24, 16, 1024])
     }
 
+    /// GPT-2 large: 36 layers of width 1280, 774 million parameters with its vocabulary of 50257.
+    pub fn gpt2_large(vocab: usize, context: usize) -> Self {
+        Self::new(vocab, context, [36, 20, 1280])
+    }
+
+    /// GPT-2 XL: 48 layers of width 1600, 1558 million parameters with its vocabulary of 50257.
+    pub fn gpt2_xl(vocab: usize, context: usize) -> Self {
+        Self::new(vocab, context, [48, 25, 1600])
+    }
+
     /// The configuration called `name`, one of [`NAMES`](Self::NAMES).
     ///
     /// # Errors
@@ -79,6 +89,8 @@ impl GptConfig {
             "gpt-mini" => Ok(Self::mini(vocab, context)),
             "gpt2" => Ok(Self::gpt2(vocab, context)),
             "gpt2-medium" => Ok(Self::gpt2_medium(vocab, context)),
+            "gpt2-large" => Ok(Self::gpt2_large(vocab, context)),
+            "gpt2-xl" => Ok(Self::gpt2_xl(vocab, context)),
             _ => Err(Error::UnknownModel { name: name.to_owned(), expected: Self::NAMES }),
         }
     }

@@ -123,6 +123,8 @@ fn sizes_of_the_full_models() {
     // transformers 5.23: GPT2LMHeadModel(GPT2Config()).num_parameters()
     assert_eq!(GptConfig::gpt2(50257, 1024).init(&device).unwrap().num_params(), 124_439_808);
     assert_eq!(GptConfig::gpt2_medium(50257, 1024).init(&device).unwrap().num_params(), 354_823_168);
+    assert_eq!(GptConfig::gpt2_large(50257, 1024).init(&device).unwrap().num_params(), 774_030_080);
+    assert_eq!(GptConfig::gpt2_xl(50257, 1024).init(&device).unwrap().num_params(), 1_557_611_200);
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl ModuleVisitor for Survey<'_> {
         }
         #[cfg(feature = "cube")]
         let Some(gradient) = self.waiting.take(gradient) else { return };
-        self.squares.push(squares::sum_of_squares(gradient));
+        self.squares.push(squares::squares_of(gradient));
     }
 }
 

@@ -42,6 +42,13 @@ pub struct Prepared {
     pub(super) norm: f64,
 }
 
+impl Probed {
+    /// Gradients that carry `scale` and are kept elsewhere: only their norm is known, as the sum of their squares.
+    pub fn elsewhere(sum_of_squares: f64, scale: f64) -> Self {
+        Self { gradients: GradientsParams::new(), scale, sum_of_squares }
+    }
+}
+
 impl Prepared {
     /// The global norm before clipping, without the scale.
     pub fn norm(&self) -> f64 {

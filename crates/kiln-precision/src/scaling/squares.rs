@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Tensor};
 
-/// The sum of squares in f32.
-pub(super) fn sum_of_squares<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
+/// The sum of squares of one gradient in f32, on its device. On burn's CPU device it has the same bits in every run. The sum over the
+/// gradients of a model, in the order of its parameters, is [`sum_of_squares`](crate::sum_of_squares).
+pub fn squares_of<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
     #[cfg(feature = "flex")]
     if flex::sums_in_any_order(&gradient) {
         return flex::in_halves(gradient);

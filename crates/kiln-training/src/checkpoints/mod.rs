@@ -1,6 +1,7 @@
 //! The directory of a run's checkpoints: saved atomically, the newest few of them.
 
 mod manifest;
+mod stored;
 
 use std::fs;
 use std::io;
@@ -11,9 +12,11 @@ use burn::store::ModuleRecord;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use manifest::{FILES, Fault, seal, sync, verify};
+use manifest::{FILES, Fault, seal, sync};
 
-pub(crate) use manifest::{MANIFEST, MODEL, OPTIMIZER, STATE};
+pub(crate) use manifest::{MANIFEST, MODEL, OPTIMIZER, STATE, verify};
+pub use stored::StoredValues;
+pub(crate) use stored::{load_stored, save_stored};
 
 /// The name of the best checkpoint.
 const BEST: &str = "best";
@@ -145,6 +148,11 @@ impl Checkpoints {
     /// [`Error::Load`] when the directory cannot be listed.
     pub fn newest(&self) -> Result<Option<PathBuf>, Error> {
         Ok(self.list()?.into_iter().find(|path| may_be_whole(path)))
+    }
+
+    /// The step of the newest whole checkpoint.
+    pub(crate) fn newest_step(&self) -> Result<Option<u64>, Error> {
+        Ok(self.newest()?.and_then(|path| step(&path)))
     }
 
     /// The checkpoint of the best evaluation, unless it is damaged, in a run that is [judged](crate::CheckpointConfig::best).

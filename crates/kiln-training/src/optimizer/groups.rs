@@ -26,7 +26,7 @@ use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny};
 pub struct OptimizerGroups {
     groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
     description: Option<String>,
-    /// Whether the updates of all groups can be joined.
+    /// Whether the updates of all groups can be joined, and each updates every element of a parameter by itself.
     pub(crate) joins: bool,
 }
 

@@ -5,6 +5,8 @@ mod config;
 mod groups;
 mod load;
 mod parameters;
+mod record;
 
 pub use config::OptimizerConfig;
 pub use groups::OptimizerGroups;
+pub(crate) use record::StateRecord;

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_checkpointing::{Plan, least, solve};
+use kiln_checkpointing::{ChainCost, Plan, least, solve};
 use kiln_memory::{BackendProfile, Category, Prediction, fits_within, largest_within};
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
-use super::recorded::RecordedStep;
+use super::recorded::{Moving, RecordedStep};
 use super::step_plan::{PlannedOptimizer, StepPlan};
 use crate::error::Error;
 
@@ -39,6 +39,8 @@ pub struct Planner {
     pub(crate) checkpoints: Option<Plan>,
     /// Seconds to move a byte to the host and back, where segments may be offloaded.
     pub(crate) transfer: Option<f64>,
+    /// Seconds to move a byte to a store or from it, where segments may be streamed.
+    pub(crate) store: Option<f64>,
 }
 
 impl Planner {
@@ -135,7 +137,8 @@ impl Planner {
     pub(crate) fn sqrt(&self) -> Result<Plan, Error> {
         let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
-        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), None)?;
+        let costs =
+            step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), Moving::default())?;
         let count = costs.blocks.len().max(1) as u64;
         let mean = |bytes: fn(&kiln_checkpointing::Cost) -> u64| costs.blocks.iter().map(bytes).sum::<u64>() / count;
         Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
@@ -154,6 +157,11 @@ impl Planner {
     /// The blocks that read each parameter, by its path.
     pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
         self.steps.first().map(|(_, step)| step.readers()).unwrap_or_default()
+    }
+
+    /// Paths of the parameters that only blocks use which `plan` streams.
+    pub(crate) fn streamed(&self, plan: &Plan) -> BTreeSet<String> {
+        self.steps.first().map(|(_, step)| step.streamed(plan)).unwrap_or_default()
     }
 
     /// The blocks that are the operations between two chains.
@@ -234,32 +242,20 @@ impl Planner {
         if plain.fits || step.blocks() == 0 {
             return Ok(plain);
         }
-        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), self.transfer)?;
-        let allowed = largest_within(limit_bytes);
-        let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
-        for _ in 0..CORRECTIONS {
-            let Ok(plan) = solve(&costs, budget) else { break };
-            let candidate = evaluated(plan)?;
-            let (peak, fits) = (candidate.peak_bytes, candidate.fits);
-            let faster = found.as_ref().is_none_or(|found| candidate.seconds < found.seconds);
-            if fits && faster {
-                found = Some(candidate);
+        let mut smallest = plain;
+        // Memory is preferred to a store.
+        for store in [None, self.store].into_iter().take(1 + usize::from(self.store.is_some())) {
+            let moving = Moving { transfer: self.transfer, store };
+            let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), moving)?;
+            if let Some(found) = fastest(&costs, largest_within(limit_bytes), evaluated)? {
+                return Ok(found);
             }
-            // The next budget corrects the error of the solver's model of the peak.
-            let corrected =
-                if fits { budget + (allowed - peak.min(allowed)) / 2 } else { budget.saturating_sub(peak - allowed) };
-            if corrected == budget || (fits && !faster) {
-                break;
-            }
-            budget = corrected;
-        }
-        match found {
-            Some(found) => Ok(found),
-            None => {
-                let smallest = evaluated(solve(&costs, least(&costs)?)?)?;
-                Ok(if smallest.peak_bytes < plain.peak_bytes { smallest } else { plain })
+            let least = evaluated(in_store(&costs, solve(&costs, least(&costs)?)?))?;
+            if least.peak_bytes < smallest.peak_bytes {
+                smallest = least;
             }
         }
+        Ok(smallest)
     }
 
     /// Predicts a recorded step under a plan, and compares it with a limit.
@@ -273,6 +269,13 @@ impl Planner {
     ) -> Result<StepPlan, Error> {
         let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
         let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch, self.batch))?;
+        let moved_bytes = match checkpoints.streams() {
+            true => {
+                step.moved(&checkpoints, micro_batch, batch, self.profile(micro_batch, batch), self.state_bytes()?)?
+            }
+            false => 0,
+        };
+        let moving = moved_bytes as f64 * self.store.unwrap_or(0.0);
         let passes = (estimate.forward_seconds + estimate.backward_seconds) * batch as f64 / micro_batch as f64;
         Ok(StepPlan {
             batch,
@@ -281,15 +284,52 @@ impl Planner {
             optimizer: self.optimizer.clone(),
             checkpoints,
             peak_bytes: estimate.peak_bytes,
-            seconds: passes + estimate.update_seconds + self.update_transfer,
+            seconds: passes + estimate.update_seconds + self.update_transfer + moving,
+            moved_bytes,
             fits: fits_within(estimate.peak_bytes, limit_bytes),
         })
+    }
+}
+
+/// The fastest plan of `costs` whose evaluation fits into `allowed` bytes.
+fn fastest(
+    costs: &ChainCost,
+    allowed: u64,
+    evaluated: impl Fn(Plan) -> Result<StepPlan, Error>,
+) -> Result<Option<StepPlan>, Error> {
+    let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
+    for _ in 0..CORRECTIONS {
+        let Ok(plan) = solve(costs, budget) else { break };
+        let plan = in_store(costs, plan);
+        let candidate = evaluated(plan)?;
+        let (peak, fits) = (candidate.peak_bytes, candidate.fits);
+        let faster = found.as_ref().is_none_or(|found| candidate.seconds < found.seconds);
+        if fits && faster {
+            found = Some(candidate);
+        }
+        // The next budget corrects the error of the solver's model of the peak.
+        let corrected =
+            if fits { budget + (allowed - peak.min(allowed)) / 2 } else { budget.saturating_sub(peak - allowed) };
+        if corrected == budget || (fits && !faster) {
+            break;
+        }
+        budget = corrected;
+    }
+    Ok(found)
+}
+
+/// A plan that streams the block with the fewest parameters where the solver, whose costs are those of a run in a store, streams none: a
+/// store holds the optimizer's state of all parameters.
+fn in_store(costs: &ChainCost, plan: Plan) -> Plan {
+    let blocks = costs.blocks.iter().enumerate().filter(|(_, cost)| cost.parameters > 0);
+    match blocks.min_by_key(|(_, cost)| cost.parameters) {
+        Some((block, _)) if costs.store.is_some() && !plan.streams() => plan.with_streamed(block),
+        _ => plan,
     }
 }
 
 /// The plan of a setting. Settings beyond the last plan use the last plan.
 pub(crate) fn plan_for(plans: &[Plan], setting: Setting) -> Plan {
     let Some(plan) = plans.get(setting.plan).or(plans.last()) else { return Plan::none(0) };
-    let offloaded = setting.offload.then(|| Plan::offload(plan.blocks(), 1).ok()).flatten();
-    offloaded.unwrap_or_else(|| plan.clone())
+    if setting.offload { plan.offloaded() } else { plan.clone() }
 }

@@ -23,12 +23,13 @@ pub enum Recompute {
     Within(u64),
     /// Recomputes every block, and keeps the blocks' inputs in host memory.
     Offload,
+    /// Streams every block: its parameters, gradients and optimizer state are in a store.
+    Stream,
     /// Uses a given plan.
     Plan(Plan),
 }
 
-const EXPECTED: &str =
-    "none, every:K, sqrt, auto:BYTES (as in auto:24GiB), offload or segments (as in 0..2 recompute, 2..4 plain)";
+const EXPECTED: &str = "none, every:K, sqrt, auto:BYTES (as in auto:24GiB), offload, stream or segments (as in 0..2 recompute, 2..4 plain)";
 
 impl FromStr for Recompute {
     type Err = String;
@@ -50,6 +51,7 @@ impl FromStr for Recompute {
                 "none" => Self::None,
                 "sqrt" => Self::Sqrt,
                 "offload" => Self::Offload,
+                "stream" => Self::Stream,
                 segments => {
                     // A list of segments says itself how many blocks there are.
                     let end = segments.rsplit("..").next().and_then(|end| end.split(' ').next()?.parse().ok());
@@ -82,6 +84,7 @@ impl fmt::Display for Recompute {
             Self::Sqrt => f.write_str("sqrt"),
             Self::Within(bytes) => write!(f, "auto:{bytes}B"),
             Self::Offload => f.write_str("offload"),
+            Self::Stream => f.write_str("stream"),
             Self::Plan(plan) => write!(f, "{plan}"),
         }
     }
@@ -93,7 +96,9 @@ mod tests {
 
     #[test]
     fn the_printed_text_is_read_back() {
-        for text in ["none", "every:3", "sqrt", "auto:1024B", "offload", "0..2 recompute, 2..3 offload, 3..4 plain"] {
+        for text in
+            ["none", "every:3", "sqrt", "auto:1024B", "offload", "stream", "0..2 recompute, 2..3 offload, 3..4 plain"]
+        {
             assert_eq!(text.parse::<Recompute>().unwrap().to_string(), text);
         }
         assert_eq!("auto:1.5GiB".parse(), Ok(Recompute::Within(3 << 29)));

@@ -1,6 +1,6 @@
 //! A task's step, recorded without running it, from which its memory and time are predicted.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
 use crate::task::Task;
-use crate::transaction::CHUNKS;
+use crate::transaction::{CHUNKS, PART};
 
 /// The numbers of samples that a step is recorded with. The memory for any other number is inferred from these two.
 const SAMPLES: [usize; 2] = [2, 3];
@@ -26,6 +26,15 @@ pub(crate) struct RecordedStep {
     part: StepTrace,
     /// Lengths of the chains of blocks.
     chains: Vec<usize>,
+}
+
+/// Seconds to move a byte.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moving {
+    /// To the host and back, where segments may be offloaded.
+    pub(crate) transfer: Option<f64>,
+    /// To a store or from it, where segments may be streamed.
+    pub(crate) store: Option<f64>,
 }
 
 /// The settings that change the operations of a step.
@@ -73,11 +82,17 @@ impl RecordedStep {
                 chains.borrow_mut().clear();
                 task.loss(&Pass::recorded(model, recorder, &chains), &sample.slice(0..recorder.batch()))
             };
-            let groups = |model: &T::Model| optimizer(model).groups().to_vec();
+            let in_parts = Cell::new(false);
+            let groups = |model: &T::Model| {
+                let groups = optimizer(model);
+                in_parts.set(groups.joins);
+                groups.groups().to_vec()
+            };
             let trace = record_step_with(built, loss, groups, options);
-            match refused.take() {
-                Some(error) => Err(error),
-                None => Ok(trace?),
+            match (refused.take(), in_parts.get()) {
+                (Some(error), _) => Err(error),
+                (None, true) => Ok(trace?.with_parts_in_store(PART)),
+                (None, false) => Ok(trace?),
             }
         };
         let (whole, part) = (once(false)?, once(true)?);
@@ -122,6 +137,42 @@ impl RecordedStep {
     /// The blocks that read each parameter, by its path.
     pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
         self.whole.readers()
+    }
+
+    /// Paths of the parameters that only blocks use which `plan` streams.
+    pub(crate) fn streamed(&self, plan: &Plan) -> BTreeSet<String> {
+        let streamed = plan.segments().iter().filter(|segment| segment.mode == Mode::Stream);
+        let blocks: Vec<_> = streamed.map(|segment| segment.blocks.clone()).collect();
+        self.whole.trained_only_by(&blocks).into_iter().map(str::to_owned).collect()
+    }
+
+    /// Bytes that a step reads from a store and writes to it under `plan`, if it streams. Of each micro-batch, a streamed value is read for
+    /// both passes, its gradient is written, and read if there is a sum, and the input of a segment is written and read. The update reads
+    /// value, gradient and state, the gradient once more for the norm, and writes value and state. `state`: bytes of the optimizer's state.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn moved(
+        &self,
+        plan: &Plan,
+        micro_batch: usize,
+        batch: usize,
+        profile: &BackendProfile,
+        state: u64,
+    ) -> Result<u64, Error> {
+        let streamed = self.streamed(plan);
+        let bytes = |which: &dyn Fn(&str) -> bool| {
+            let learned = self.whole.learned_parameters();
+            4 * learned.iter().filter(|(path, _)| which(path)).map(|(_, elements)| elements).sum::<u64>()
+        };
+        let (all, streamed) = (bytes(&|_| true), bytes(&|path| streamed.contains(path)));
+        let costs = self.trace(micro_batch, batch).chain_costs(micro_batch.min(batch), profile)?;
+        let segments = plan.segments().iter().filter(|segment| segment.mode == Mode::Stream);
+        let inputs: u64 = segments.map(|segment| costs.blocks[segment.blocks.start].input_bytes).sum();
+        let micro_batches = batch.div_ceil(micro_batch) as u64;
+        let passes = streamed * (4 * micro_batches - 1) + 2 * inputs * micro_batches;
+        // Of those in memory, the gradients go to the store, and the new values come back.
+        Ok(passes + 4 * all + 2 * (all - streamed) + 2 * state)
     }
 
     /// The parameters that the forward pass reads once, by their paths.
@@ -196,8 +247,7 @@ impl RecordedStep {
         Ok(if batch > 1 { self.part.largest_batch(limit, batch - 1, profile)? } else { None })
     }
 
-    /// The costs of the blocks, for the solver of plans. `transfer`: seconds to move a byte to the host and back, where segments may
-    /// be offloaded.
+    /// The costs of the blocks, for the solver of plans.
     ///
     /// # Errors
     /// [`Error::Predict`].
@@ -206,19 +256,26 @@ impl RecordedStep {
         micro_batch: usize,
         batch: usize,
         profile: &BackendProfile,
-        transfer: Option<f64>,
+        Moving { transfer, store }: Moving,
     ) -> Result<ChainCost, Error> {
-        let costs = self.trace(micro_batch, batch).chain_costs(micro_batch.min(batch), profile)?;
-        let blocks = costs.blocks.iter().map(|block| Cost {
+        let trace = self.trace(micro_batch, batch);
+        let costs = match store {
+            Some(_) => trace.in_store().chain_costs(micro_batch.min(batch), profile)?,
+            None => trace.chain_costs(micro_batch.min(batch), profile)?,
+        };
+        let between = self.between();
+        let blocks = costs.blocks.iter().enumerate().map(|(index, block)| Cost {
             input: block.input_bytes,
             saved: block.saved_bytes,
             workspace: block.workspace_bytes,
             gradients: block.gradient_bytes,
+            // In a store, no optimizer state is in memory anyway.
+            parameters: if between.contains(&index) { 0 } else { block.parameter_bytes },
             forward: block.forward_seconds,
             ..Cost::default()
         });
         let blocks = blocks.collect();
-        Ok(ChainCost { blocks, resident: costs.resident_bytes, head: costs.head_bytes, transfer, store: None })
+        Ok(ChainCost { blocks, resident: costs.resident_bytes, head: costs.head_bytes, transfer, store })
     }
 }
 
@@ -226,7 +283,11 @@ impl RecordedStep {
 fn recomputed(plan: &Plan) -> Vec<Recomputed> {
     let segments = plan.segments().iter().filter(|segment| segment.mode != Mode::Plain);
     segments
-        .map(|segment| Recomputed { blocks: segment.blocks.clone(), offloaded: segment.mode == Mode::Offload })
+        .map(|PlanSegment { blocks, mode }| Recomputed {
+            blocks: blocks.clone(),
+            offloaded: *mode == Mode::Offload,
+            streamed: *mode == Mode::Stream,
+        })
         .collect()
 }
 

@@ -167,6 +167,7 @@ mod tests {
             checkpoints,
             peak_bytes,
             seconds,
+            moved_bytes: 0,
             fits,
         }
     }

@@ -95,6 +95,9 @@ pub struct StepPlan {
     pub peak_bytes: u64,
     /// Estimated seconds of a step on the whole batch.
     pub seconds: f64,
+    /// Bytes that a step reads from a store and writes to it. 0 for a plan that streams nothing.
+    #[serde(default)]
+    pub moved_bytes: u64,
     /// Whether the peak stays within the limit that was asked for.
     pub fits: bool,
 }
@@ -102,7 +105,7 @@ pub struct StepPlan {
 impl fmt::Display for StepPlan {
     /// `micro-batches of 16 of 64, f32, blocks 0 to 1 of 4 recomputed in one segment: predicted peak 96.1 MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { batch, micro_batch, precision, optimizer, checkpoints, peak_bytes, .. } = self;
+        let Self { batch, micro_batch, precision, optimizer, checkpoints, peak_bytes, moved_bytes, .. } = self;
         match micro_batch < batch {
             true => write!(f, "micro-batches of {micro_batch} of {batch}")?,
             false => write!(f, "whole batches of {batch}")?,
@@ -114,15 +117,20 @@ impl fmt::Display for StepPlan {
         if *optimizer != PlannedOptimizer::Own {
             write!(f, ", {optimizer}")?;
         }
+        if *moved_bytes > 0 {
+            write!(f, ", {} a step to and from the store", ByteSize(*moved_bytes))?;
+        }
         write!(f, ": predicted peak {}", ByteSize(*peak_bytes))
     }
 }
 
 impl StepPlan {
-    /// The fastest of `plans` that fits. Among plans within 2 % of its time it takes the one with the largest micro-batch, and then the
+    /// The fastest of `plans` that fits, one that streams only if no other does. Among plans within 2 % of its time it takes the one with the largest micro-batch, and then the
     /// one with the lowest peak.
     pub fn fastest(plans: &[Self]) -> Option<&Self> {
-        let fitting = || plans.iter().filter(|plan| plan.fits);
+        let fits = |plan: &&Self| plan.fits;
+        let streams = !plans.iter().filter(fits).any(|plan| !plan.checkpoints.streams());
+        let fitting = || plans.iter().filter(fits).filter(|plan| plan.checkpoints.streams() == streams);
         let fastest = fitting().map(|plan| plan.seconds).min_by(f64::total_cmp)?;
         let fast = fitting().filter(|plan| plan.seconds <= 1.02 * fastest);
         fast.max_by_key(|plan| (plan.micro_batch, std::cmp::Reverse(plan.peak_bytes)))
@@ -137,7 +145,17 @@ mod tests {
     fn plan(seconds: f64, peak_bytes: u64, fits: bool) -> StepPlan {
         let checkpoints = Plan::none(1);
         let (precision, optimizer) = (Precision::F32, Own);
-        StepPlan { batch: 4, micro_batch: 1, precision, optimizer, checkpoints, peak_bytes, seconds, fits }
+        StepPlan {
+            batch: 4,
+            micro_batch: 1,
+            precision,
+            optimizer,
+            checkpoints,
+            peak_bytes,
+            seconds,
+            moved_bytes: 0,
+            fits,
+        }
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use burn::module::ParamId;
 use burn::tensor::Bytes;
-use burn_pack::{Reader, Writer};
 use kiln_parallel::Communicator;
 
 use crate::error::Error;
+use crate::optimizer::StateRecord;
 
 /// Bytes that a replica sends to the first one at a time.
 const AT_ONCE: usize = 16 << 20;
@@ -40,15 +40,11 @@ pub(crate) fn gathered(communicator: &dyn Communicator, own: &[u8]) -> Result<Op
 /// # Errors
 /// The reason why a part is no such record.
 pub(crate) fn whole(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
-    let mut tensors = vec![];
-    let (mut scalars, mut metadata) = (vec![], vec![]);
+    let mut all = StateRecord::default();
     for part in parts {
-        let reader = Reader::from_bytes(Bytes::from_bytes_vec(part)).map_err(|e| e.to_string())?;
-        scalars.extend(reader.scalars().clone());
-        metadata.extend(reader.metadata().clone());
-        tensors.extend(reader.into_tensors().map_err(|e| e.to_string())?);
+        all.extend(StateRecord::read(Bytes::from_bytes_vec(part))?);
     }
-    written(tensors, scalars, metadata)
+    all.into_bytes()
 }
 
 /// The part of a state that belongs to the parameters `owned`.
@@ -56,30 +52,22 @@ pub(crate) fn whole(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
 /// # Errors
 /// The reason why `state` is no record of an optimizer.
 pub(crate) fn part(state: Bytes, owned: &HashSet<ParamId>) -> Result<Bytes, String> {
-    let reader = Reader::from_bytes(state).map_err(|e| e.to_string())?;
+    let StateRecord { tensors, scalars, metadata } = StateRecord::read(state)?;
     let owned = |id: u64| owned.contains(&ParamId::from(id));
     // Names begin with the parameter's id.
     let named = |name: &str| name.split('.').next().and_then(|id| id.parse().ok()).is_some_and(owned);
-    let scalars = reader.scalars().clone().into_iter().filter(|(name, _)| named(name)).collect();
-    let metadata = reader.metadata().clone().into_iter().filter(|(name, _)| named(name)).collect();
-    let mut tensors = vec![];
-    for tensor in reader.into_tensors().map_err(|e| e.to_string())? {
+    let mut part = StateRecord {
+        tensors: vec![],
+        scalars: scalars.into_iter().filter(|(name, _)| named(name)).collect(),
+        metadata: metadata.into_iter().filter(|(name, _)| named(name)).collect(),
+    };
+    for tensor in tensors {
         let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(|e| e.to_string())?;
         if id.is_some_and(owned) {
-            tensors.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
+            part.tensors.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
         }
     }
-    written(tensors, scalars, metadata)
-}
-
-fn written(
-    tensors: Vec<burn_pack::Tensor>,
-    scalars: Vec<(String, burn_pack::Scalar)>,
-    metadata: Vec<(String, String)>,
-) -> Result<Bytes, String> {
-    let writer = scalars.iter().fold(Writer::new(tensors), |writer, (key, value)| writer.with_scalar(key, *value));
-    let writer = metadata.iter().fold(writer, |writer, (key, value)| writer.with_metadata(key, value));
-    writer.into_bytes().map_err(|e| e.to_string())
+    part.into_bytes()
 }
 
 #[cfg(test)]
@@ -88,7 +76,7 @@ mod tests {
     use std::thread;
 
     use burn::tensor::DType;
-    use burn_pack::Scalar;
+    use burn_pack::{Reader, Scalar};
     use kiln_parallel::Local;
     use proptest::prelude::*;
 
@@ -105,7 +93,7 @@ mod tests {
             scalars.push((format!("{id}.time"), Scalar::Int(id as i64)));
             metadata.push((format!("{id}.kind"), format!("kind {}", id % 3)));
         }
-        written(tensors, scalars, metadata).unwrap()
+        StateRecord { tensors, scalars, metadata }.into_bytes().unwrap()
     }
 
     /// Everything in a state, by name.

@@ -19,7 +19,7 @@ use crate::replicas::Group;
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
 use crate::task::Task;
-use crate::transaction::{ModelState, StepSettings};
+use crate::transaction::{ModelState, StepSettings, StoreConfig, StoredParameters};
 
 /// The place where a trainer is built.
 struct Site {
@@ -111,7 +111,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
         }
         let watch = self.watch(&site, planned.planner.as_ref());
         let (init, group) = (|device: &Device| self.model(device), site.group.clone());
-        let mut run = ModelState::new(init, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
+        let store = self.store(&planned, site.on_heap)?;
+        let is_stored = store.is_some();
+        let mut run = ModelState::new(init, store, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = self.staged(&site, &planned)?;
         if let Some(staged) = &staged {
@@ -122,7 +124,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
         let recovery = self.recovery(&site, micro_batch, plans.len())?;
-        Ok(Trainer {
+        let mut trainer = Trainer {
             task: self.task,
             run,
             optimizer: self.optimizers.own,
@@ -148,7 +150,40 @@ impl<T: Task> TrainerBuilder<'_, T> {
             edited: None,
             compute: self.parallel.compute,
             staged,
-        })
+            store: self.memory.store.filter(|_| is_stored),
+            stale: false,
+        };
+        trainer.go_on_in_store()?;
+        Ok(trainer)
+    }
+
+    /// The store of a run whose plan streams blocks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] without a store, and for a run that cannot have one.
+    fn store(&self, planned: &Planned, on_heap: bool) -> Result<Option<StoredParameters>, Error> {
+        let (Some(planner), Some(plan)) = (&planned.planner, &planned.plan) else { return Ok(None) };
+        // A store that has the run is used in any case.
+        if !plan.checkpoints.streams() && !self.memory.store.as_ref().is_some_and(StoreConfig::has_run) {
+            return Ok(None);
+        }
+        let refuse = |name, value: &str, expected| Err(Error::InvalidSetting { name, value: value.into(), expected });
+        match &self.memory.store {
+            None => refuse("store", "none", "a directory or the host's memory: the plan streams blocks"),
+            Some(StoreConfig::Host) if on_heap && self.memory.budget.is_some() => {
+                refuse("store", "host", "a directory: on the CPU device the host's memory is the device's")
+            }
+            Some(_) if matches!(plan, RunPlan::Divided(_)) => refuse(
+                "checkpoint plan",
+                &plan.checkpoints.to_string(),
+                "one that streams no block of stages or replicas",
+            ),
+            Some(_) if self.edit.is_some() => refuse("edit of the model", "set", "none in a run that streams blocks"),
+            Some(_) if self.attaches => {
+                refuse("attachment to the parameters", "set", "none in a run that streams blocks")
+            }
+            Some(store) => Ok(Some(StoredParameters::new(store.clone(), planner.streamed(&plan.checkpoints)))),
+        }
     }
 
     /// Without a budget nothing has to fit: the allowed optimizers are only compared, if anything is.

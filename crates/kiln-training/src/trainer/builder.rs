@@ -51,6 +51,8 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) schedule: Schedule,
     pub(super) optimizers: Optimizers<T::Model>,
     pub(super) attach: Attach<T::Model>,
+    /// Whether something other than a policy's cast is attached.
+    pub(super) attaches: bool,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) allocator: Option<&'static CountingAllocator>,
     pub(super) parallel: Parallel<T>,
@@ -101,6 +103,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             schedule: Schedule::constant(1e-3),
             optimizers: Optimizers { own: Box::new(move |_| adamw()), allowed: vec![], compared: vec![] },
             attach: autocast(),
+            attaches: false,
             edit: None,
             allocator: None,
             parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
@@ -288,7 +291,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         R: Reparameterizer + Debug,
         E: std::error::Error + Send + Sync + 'static,
     {
-        Self { attach: below_the_cast(make), ..self }
+        Self { attach: below_the_cast(make), attaches: true, ..self }
     }
 
     /// Calls `edit` between steps to change the model and its optimizer, as gradual pruning does. If it returns `None`, they stay as they

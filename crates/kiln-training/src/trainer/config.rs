@@ -10,6 +10,7 @@ use crate::batch_scaling::BatchScaling;
 use crate::checkpoints::Checkpoints;
 use crate::planning::{MemoryBudget, Recompute};
 use crate::progress::BestConfig;
+use crate::transaction::StoreConfig;
 
 /// The run itself: what its numbers depend on.
 ///
@@ -78,6 +79,8 @@ pub struct MemoryConfig {
     /// Takes steps exactly as micro-batch, recomputed blocks and precision say, even if they are predicted to exceed the budget. Use it to
     /// resume a run with its earlier plan. Default: false.
     pub fixed_plan: bool,
+    /// Where the parameters, gradients and optimizer state are if the plan streams blocks. Default: a plan cannot.
+    pub store: Option<StoreConfig>,
     /// Precisions that are allowed if a step does not fit into the budget in the run's own precision. Default: none.
     pub allowed_precisions: Vec<Precision>,
     /// Precisions that the step is also recorded in, so that [`Trainer::remedies`](crate::Trainer::remedies) can predict its memory and
@@ -103,6 +106,7 @@ impl Default for MemoryConfig {
             micro_batch: None,
             recompute: Recompute::None,
             fixed_plan: false,
+            store: None,
             allowed_precisions: vec![],
             compared_precisions: vec![],
             loader_bytes: 0,

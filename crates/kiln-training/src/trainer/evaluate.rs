@@ -6,6 +6,7 @@ use super::events::Evaluation;
 use super::trainer::Trainer;
 use crate::batch::Batch;
 use crate::error::Error;
+use crate::pass::Passes;
 use crate::source::BatchSource;
 use crate::task::Task;
 
@@ -20,7 +21,8 @@ impl<T: Task> Trainer<T> {
         S: BatchSource<Batch = T::Batch> + ?Sized,
     {
         let at_once = |batch: &T::Batch| self.setting(batch.len(), batch.shape_key()).micro_batch;
-        let metrics = self.task.evaluate(self.model(), data, self.device(), at_once)?;
+        let passes = Passes::on(self.device()).streamed(self.run.streamed.as_ref());
+        let metrics = self.task.evaluate(self.model(), data, &passes, at_once)?;
         let state = self.state();
         Ok(Evaluation { step: state.step, epochs: state.epoch, metrics })
     }
@@ -36,7 +38,7 @@ where
     T: Task,
     S: BatchSource<Batch = T::Batch> + ?Sized,
 {
-    task.evaluate(model, data, device, |_| usize::MAX)
+    task.evaluate(model, data, &Passes::on(device), |_| usize::MAX)
 }
 
 /// Evaluates as [`evaluate`], with at most `micro_batch` samples of a batch on the device at once. The numbers are those of a run with
@@ -55,5 +57,5 @@ where
     T: Task,
     S: BatchSource<Batch = T::Batch> + ?Sized,
 {
-    task.evaluate(model, data, device, |_| micro_batch)
+    task.evaluate(model, data, &Passes::on(device), |_| micro_batch)
 }

@@ -102,6 +102,7 @@ struct Fit<'a, T: Task, D> {
 
 impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     fn steps(&mut self) -> Result<Finish, Error> {
+        self.trainer.refresh()?;
         let waiting = self.trainer.run.ready().is_err();
         let at = self.trainer.state();
         if !waiting && at.position() < self.total && self.anywhere(self.trainer.is_over())? {

@@ -13,6 +13,7 @@ mod record;
 mod resume;
 mod save;
 mod step;
+mod store;
 mod trainer;
 mod watch;
 

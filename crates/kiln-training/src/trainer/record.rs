@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use burn::tensor::Device;
-use kiln_checkpointing::{Mode, Plan};
+use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Kernels};
 use kiln_precision::{Precision, Scaling};
 
@@ -13,6 +13,7 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};
 use crate::task::Task;
+use crate::transaction::StoreConfig;
 
 /// Seconds to move a byte to the host and back over PCIe 4.0, at half of its 32 GB/s.
 const TRANSFER: f64 = 2.0 / 16e9;
@@ -135,6 +136,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             micro_batch,
             checkpoints,
             transfer,
+            store: self.memory.store.as_ref().map(StoreConfig::seconds_per_byte),
         };
         planner.checkpoints = self.given_plan(&planner)?;
         Ok(planner)
@@ -147,12 +149,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Recompute::None | Recompute::Within(_) => None,
             Recompute::Every(length) => Some(Plan::every(blocks, *length)?),
             Recompute::Offload => Some(Plan::offload(blocks, 1)?),
+            Recompute::Stream => Some(Plan::stream(blocks, 1)?),
             Recompute::Sqrt => Some(planner.sqrt()?),
-            Recompute::Plan(plan) if plan.segments().iter().any(|segment| segment.mode == Mode::Stream) => {
-                let (name, value) = ("checkpoint plan", plan.to_string());
-                let expected = "segments that are plain, recompute or offload: a trainer has all parameters in memory";
-                return Err(Error::InvalidSetting { name, value, expected });
-            }
             Recompute::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
             Recompute::Plan(plan) => {
                 return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());

@@ -8,6 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Tensor};
+use kiln_precision::LossScaler;
 use kiln_recovery::{AttemptOutcome, attempt};
 
 use super::attach::other_attachment;
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::replicas::part;
 use crate::task::Task;
+use crate::transaction::StoreConfig;
 
 /// The purpose of reading a checkpoint.
 #[derive(Clone, Copy, PartialEq)]
@@ -29,7 +31,8 @@ enum Purpose {
 }
 
 impl<T: Task> Trainer<T> {
-    /// Loads the newest whole checkpoint into the run, and returns its path. Damaged checkpoints are skipped with a warning. Returns
+    /// Loads the newest whole checkpoint into the run, and returns its path. A run that went on from its store stays as it is, unless a
+    /// checkpoint is newer; the path is then that of the store. Damaged checkpoints are skipped with a warning. Returns
     /// `None` if there is no checkpoint. All replicas of a run must call it, and must find the same checkpoint.
     ///
     /// # Errors
@@ -69,6 +72,10 @@ impl<T: Task> Trainer<T> {
 
     fn start_here(&mut self, path: &Path) -> Result<(), Error> {
         let saved = self.saved(path)?;
+        if let Some(streamed) = self.run.streamed.clone() {
+            self.compare_optimizer(&saved, self.run.groups.description()).map_err(|reason| load_error(path, reason))?;
+            return self.load_in_store(&streamed, path, None);
+        }
         let (model, groups, optimizer) = self.loaded(path, &saved, Purpose::Start)?;
         let (state, scaler) = (self.run.state, self.run.scaler.clone());
         self.run.restore(model, (groups, optimizer), state, scaler);
@@ -77,44 +84,82 @@ impl<T: Task> Trainer<T> {
 
     fn resume_here(&mut self) -> Result<Option<PathBuf>, Error> {
         let checkpoints = self.checkpoints.directory.clone().ok_or(Error::NoCheckpoints)?;
+        if let (Some(StoreConfig::Directory(store)), step @ 1..) = (&self.store, self.state().step) {
+            // The store has the run after its last step.
+            let (store, newest) = (store.clone(), checkpoints.newest_step()?.unwrap_or(0));
+            if newest <= step {
+                self.saved = newest;
+                // A checkpoint is written when its step is finished, evaluation included.
+                if let (true, Ok(saved)) = (newest == step, self.saved(&checkpoints.path_of(step))) {
+                    (self.run.state, self.progress) = (saved.state, saved.progress);
+                }
+                return Ok(Some(store));
+            }
+        }
         checkpoints.resume(|path| self.load(path))
     }
 
     /// The state in the checkpoint `path`, which must be of a run with the same attachments to its parameters.
     fn saved(&self, path: &Path) -> Result<SavedState, Error> {
-        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let fail = |reason: String| load_error(path, reason);
         let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
         let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         saved.state.check().map_err(|reason| fail(format!("{STATE}: {reason}")))?;
-        let attached = saved.attached.as_ref().and_then(|was| other_attachment(was, &self.run.attached));
-        if let Some(reason) = attached {
-            return Err(fail(reason));
-        }
+        self.compare_attachments(&saved).map_err(fail)?;
         Ok(saved)
     }
 
+    /// Refuses a run with other attachments to its parameters.
+    fn compare_attachments(&self, saved: &SavedState) -> Result<(), String> {
+        let attached = saved.attached.as_ref().and_then(|was| other_attachment(was, &self.run.attached));
+        attached.map_or(Ok(()), Err)
+    }
+
+    /// Refuses a run with another position, other attachments, another optimizer, other data or another loss scaling.
+    pub(super) fn compare_all(&self, saved: &SavedState) -> Result<(), String> {
+        saved.state.check()?;
+        self.compare_attachments(saved)?;
+        self.compare_optimizer(saved, self.run.groups.description())?;
+        self.compare(saved)
+    }
+
     fn load(&mut self, path: &Path) -> Result<(), Error> {
-        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let fail = |reason: String| load_error(path, reason);
         let saved = self.saved(path)?;
+        if let Some(streamed) = self.run.streamed.clone() {
+            self.compare_all(&saved).map_err(fail)?;
+            return self.load_in_store(&streamed, path, Some(saved));
+        }
         // The run stays as it is until all of the checkpoint is on the device.
         let (model, groups, optimizer) = self.loaded(path, &saved, Purpose::Resume)?;
-        let mut scaler = self.run.scaler.clone();
-        if let Some(saved) = saved.scaler {
-            scaler.restore(saved.state).map_err(|e| fail(format!("{STATE}: {e}")))?;
-        }
-        let sizes = saved.recovery.filter(|_| !self.checkpoints.fresh_sizes);
-        if let (Some(recovery), Some(state)) = (self.recovery_mut(), sizes) {
-            recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
-        }
+        let (scaler, saved) = self.take_sizes(saved).map_err(|e| fail(format!("{STATE}: {e}")))?;
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
         self.saved = saved.state.step;
+        self.take_position(&saved);
+        Ok(())
+    }
+
+    /// Takes what is known about sizes that fit, and returns the loss scale.
+    pub(super) fn take_sizes(&mut self, mut saved: SavedState) -> Result<(LossScaler, SavedState), String> {
+        let mut scaler = self.run.scaler.clone();
+        if let Some(saved) = &saved.scaler {
+            scaler.restore(saved.state).map_err(|e| e.to_string())?;
+        }
+        let sizes = saved.recovery.take().filter(|_| !self.checkpoints.fresh_sizes);
+        if let (Some(recovery), Some(state)) = (self.recovery_mut(), sizes) {
+            recovery.restore(state).map_err(|e| e.to_string())?;
+        }
+        Ok((scaler, saved))
+    }
+
+    /// Takes the place in the data and the progress of a saved run.
+    pub(super) fn take_position(&mut self, saved: &SavedState) {
         self.edited = saved.edited;
         self.progress = saved.progress;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
         let known = saved.total_steps.filter(|_| !self.checkpoints.other_length);
         self.run.settings.total_steps = self.run.settings.total_steps.or(known);
-        Ok(())
     }
 
     /// Model and optimizer of a checkpoint, on the run's device.
@@ -124,7 +169,7 @@ impl<T: Task> Trainer<T> {
         saved: &SavedState,
         purpose: Purpose,
     ) -> Result<(T::Model, OptimizerGroups, ModuleOptimizer), Error> {
-        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let fail = |reason: String| load_error(path, reason);
         let device = self.device().clone();
         let plain = device.clone().inner();
         let load = || {
@@ -214,6 +259,10 @@ impl<T: Task> Trainer<T> {
         }
         Ok(())
     }
+}
+
+pub(super) fn load_error(path: &Path, reason: String) -> Error {
+    Error::Load { path: path.to_owned(), reason }
 }
 
 /// The trained parameters of `model`.

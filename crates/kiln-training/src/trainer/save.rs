@@ -12,7 +12,7 @@ use kiln_recovery::{Failure, Recovery, RecoveryState};
 use serde::{Deserialize, Serialize};
 
 use super::trainer::Trainer;
-use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE};
+use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, save_stored};
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::replicas::{gathered, whole};
@@ -114,13 +114,24 @@ impl<T: Task> Trainer<T> {
         let run = &self.run;
         // `valid` folds the running statistics of all threads into the value that is recorded.
         let _ = run.model.valid();
-        run.model.clone().into_record().save(path.join(MODEL)).map_err(|e| e.to_string())?;
-        let optimizer = match optimizer {
-            Some(bytes) => OptimizerRecord::from_bytes(bytes),
-            None => Ok(run.optimizer.to_record()),
-        };
-        optimizer.and_then(|record| record.save(path.join(OPTIMIZER))).map_err(|e| e.to_string())?;
-        let saved = SavedState {
+        if let Some(streamed) = &run.streamed {
+            save_stored(streamed, &run.model, path)?;
+        } else {
+            run.model.clone().into_record().save(path.join(MODEL)).map_err(|e| e.to_string())?;
+            let optimizer = match optimizer {
+                Some(bytes) => OptimizerRecord::from_bytes(bytes),
+                None => Ok(run.optimizer.to_record()),
+            };
+            optimizer.and_then(|record| record.save(path.join(OPTIMIZER))).map_err(|e| e.to_string())?;
+        }
+        let text = serde_json::to_vec_pretty(&self.saved_state()).map_err(|e| e.to_string())?;
+        fs::write(path.join(STATE), text).map_err(|e| e.to_string())
+    }
+
+    /// The position of the run and its settings.
+    pub(super) fn saved_state(&self) -> SavedState {
+        let run = &self.run;
+        SavedState {
             state: run.state,
             total_steps: run.settings.total_steps,
             samples: self.samples,
@@ -131,8 +142,6 @@ impl<T: Task> Trainer<T> {
             attached: Some(run.attached.clone()),
             edited: self.edited,
             progress: self.progress,
-        };
-        let text = serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?;
-        fs::write(path.join(STATE), text).map_err(|e| e.to_string())
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use kiln_accumulation::{RunningStatistics, Weight};
+use kiln_checkpointing::Streamed;
 use kiln_precision::ScaledGradients;
 use kiln_recovery::{AttemptOutcome, Attempts, ExhaustionReport, MemoryHolder, Setting, attempt, reclaim};
 
@@ -15,6 +16,7 @@ use crate::replicas::WholeBatch;
 use crate::task::Task;
 use crate::transaction::{
     Attempted, Boundary, Computation, Computed, Lost, MicroBatches, Share, StepReport, Undo, Waiting, probe_attempt,
+    probe_stored, with_store,
 };
 
 /// The number of holders, and of suggestions, in a report.
@@ -62,6 +64,7 @@ impl<T: Task> Trainer<T> {
 
     fn take_step(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
         self.run.ready()?;
+        self.refresh()?;
         // A part without samples counts as no part.
         let batch = batch.filter(|batch| !batch.is_empty());
         let Some(whole) = self.run.group.whole_batch(self.run.state, batch)? else { return Ok(None) };
@@ -101,17 +104,24 @@ impl<T: Task> Trainer<T> {
         group.all(group.caught(|| {
             self.run.settings.device.flush()?;
             self.run.keep_state_on_host(setting.offload);
+            self.run.streamed.iter().for_each(Streamed::discard);
             Ok(())
         }))?;
 
         let mut undo = Undo::new(&self.run.model);
         let (leaves, statistics) = undo.parts();
         let share = share(batch, whole, first_micro_batch);
-        let own = group.caught(|| self.gradients(batch, share, setting, leaves, statistics));
+        let streamed = self.run.streamed.as_ref();
+        let gradients = || self.gradients(batch, share, setting, leaves, statistics);
+        let own = group.caught(|| with_store(streamed, gradients));
         let Computed { gradients, loss, loss_scale, micro_batches, named } = group.sum(leaves, own, statistics)?;
-        let norm = group.caught(|| {
-            let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(leaves, vec![loss]);
-            probed.map_err(|e| Error::at(self.run.state.next_step(), e))
+        let step = self.run.state.next_step();
+        let norm = group.caught(|| match streamed {
+            Some(streamed) => probe_stored(streamed, leaves, gradients, loss_scale, loss, step),
+            None => {
+                let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(leaves, vec![loss]);
+                probed.map_err(|e| Error::at(step, e))
+            }
         });
         let (probed, read) = group.all(norm)?;
         let peak = group.check_written(|probe| probe_attempt(statistics, &named, probe), self.watch.peak_bytes())?;
@@ -140,6 +150,7 @@ impl<T: Task> Trainer<T> {
             staged: self.staged.as_ref(),
             draws_random: self.draws_random,
             read_once: &self.read_once,
+            streamed: self.run.streamed.as_ref(),
             state: self.run.state,
             share,
             loss_scale,
@@ -174,7 +185,10 @@ impl<T: Task> Trainer<T> {
         let failures = attempts.failed().len();
         let seconds = if failures > 0 { before.as_secs_f64() } else { 0.0 };
         let lost = Lost { failures, seconds, waited: attempts.waited() };
-        let report = self.run.commit(attempted, lost, self.recovery.as_mut())?;
+        let report = match self.run.streamed.clone() {
+            Some(streamed) => self.commit_in_store(&streamed, attempted, lost)?,
+            None => self.run.commit(attempted, lost, self.recovery.as_mut())?,
+        };
         Ok(self.end_step(report))
     }
 

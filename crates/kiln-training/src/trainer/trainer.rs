@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
-use crate::transaction::{CHUNKS, Compute, ModelState, chunk_bytes};
+use crate::transaction::{CHUNKS, Compute, ModelState, StoreConfig, chunk_bytes};
 
 pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
 pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
@@ -62,6 +62,10 @@ pub struct Trainer<T: Task> {
     pub(super) batches: Option<usize>,
     pub(super) checkpoints: CheckpointConfig,
     pub(super) progress: Progress,
+    /// The place of the store, if there is one.
+    pub(super) store: Option<StoreConfig>,
+    /// Whether the store has newer values of parameters than the model.
+    pub(super) stale: bool,
     /// The step of the newest checkpoint that this trainer has read or written.
     pub(super) saved: u64,
     pub(super) observer: Option<Observer>,
@@ -80,7 +84,8 @@ impl<T: Task> Trainer<T> {
         &self.task
     }
 
-    /// The model after the last step. It computes in the policy's precision; its records are f32.
+    /// The model after the last step. It computes in the policy's precision; its records are f32. Blocks that are streamed have no values,
+    /// and compute NaN: see [`streamed`](Self::streamed).
     pub fn model(&self) -> &T::Model {
         &self.run.model
     }
@@ -251,8 +256,15 @@ impl<T: Task> Trainer<T> {
         self.observer = Some(Box::new(observer));
     }
 
-    /// Returns the task and the model, and drops the rest.
-    pub fn into_parts(self) -> (T, T::Model) {
-        (self.task, self.run.model)
+    /// Returns the task and the model, and drops the rest. A model that is streamed is brought into memory.
+    ///
+    /// # Errors
+    /// [`Error::Checkpointing`] if its store cannot be read.
+    pub fn into_parts(self) -> Result<(T, T::Model), Error> {
+        let model = match &self.run.streamed {
+            Some(streamed) => streamed.filled(self.run.model)?,
+            None => self.run.model,
+        };
+        Ok((self.task, model))
     }
 }

@@ -12,7 +12,7 @@ use kiln_recovery::{AttemptOutcome, Failure, Pauses, Probe, Recovery, attempt, r
 
 use super::model_state::ModelState;
 use super::report::{Boundary, StepReport};
-use super::update::{TRIES, Update, drop_gradients, gradients_of, probe_chunk};
+use super::update::{Apply, TRIES, Update, drop_gradients, gradients_of, probe_chunk};
 use crate::error::Error;
 
 /// The results of forward and backward passes that succeeded. The model is still unchanged.
@@ -22,6 +22,14 @@ pub(crate) struct Attempted {
     pub(crate) loss_scale: f64,
     pub(crate) micro_batches: usize,
     pub(crate) statistics: RunningStatistics,
+}
+
+/// The decision about an attempt that succeeded.
+pub(crate) enum Decided {
+    /// Update the parameters.
+    Apply(Apply),
+    /// Change only the position and the loss scale: the gradients are not finite, and the scale can fall.
+    Skip(StepReport),
 }
 
 /// The failed attempts before the one that succeeded.
@@ -71,6 +79,23 @@ impl<M: Module> ModelState<M> {
         lost: Lost,
         recovery: Option<&mut Recovery>,
     ) -> Result<StepReport, Error> {
+        match self.decide(attempted, lost)? {
+            Decided::Apply(apply) => {
+                self.update = Some(Update::new(&self.model, apply, self.group.owned(&self.model).as_ref()));
+                self.complete_update(&mut Waiting::after(lost.waited, recovery))
+            }
+            Decided::Skip(report) => {
+                self.state = self.state.after_step(true);
+                Ok(report)
+            }
+        }
+    }
+
+    /// Whether an attempt that succeeded updates the parameters. Only the loss scale changes.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`]; everything is then unchanged.
+    pub(crate) fn decide(&mut self, attempted: Attempted, lost: Lost) -> Result<Decided, Error> {
         let Attempted { probed, loss, loss_scale, micro_batches, statistics } = attempted;
         let step = self.state.next_step();
         let rate = self.learning_rate()?;
@@ -98,24 +123,13 @@ impl<M: Module> ModelState<M> {
             lost_seconds: lost.seconds,
             peak_bytes: None,
         };
-        match decision {
+        Ok(match decision {
             Decision::Apply(prepared) => {
                 let report = StepReport { gradient_norm: Some(prepared.norm()), skipped: false, ..report };
-                self.update = Some(Update::new(
-                    &self.model,
-                    prepared,
-                    statistics,
-                    rate,
-                    report,
-                    self.group.owned(&self.model).as_ref(),
-                ));
-                self.complete_update(&mut Waiting::after(lost.waited, recovery))
+                Decided::Apply(Apply { prepared, statistics, rate, report })
             }
-            Decision::Skip => {
-                self.state = self.state.after_step(true);
-                Ok(report)
-            }
-        }
+            Decision::Skip => Decided::Skip(report),
+        })
     }
 
     /// Completes an update that ran out of memory: updated parameters stay, and the others follow. If a single parameter cannot be

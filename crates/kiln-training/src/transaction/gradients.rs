@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::{Fed, RunningStatistics, Split, Weight, Window};
-use kiln_checkpointing::Plan;
+use kiln_checkpointing::{Plan, Streamed};
 use kiln_recovery::{forget, renewed};
 
 use super::report::{Boundary, Guard};
@@ -93,6 +93,8 @@ pub(crate) struct Computation<'a, T: Task> {
     pub(crate) draws_random: bool,
     /// Paths of the parameters that a forward pass reads once.
     pub(crate) read_once: &'a BTreeSet<String>,
+    /// The store of the parameters, if they are in one.
+    pub(crate) streamed: Option<&'a Streamed>,
     pub(crate) state: RunState,
     pub(crate) share: Share,
     pub(crate) loss_scale: f64,
@@ -121,14 +123,15 @@ pub(crate) fn compute_in_turn<T: Task>(
 ) -> Result<Computed, Error> {
     let Computation { share: Share { total, own, first_micro_batch }, device, .. } = *inputs;
     let step = inputs.state.next_step();
-    let mut window = Window::scaled_part(own, total, inputs.loss_scale)?.used_once(ids_at(model, inputs.read_once));
+    let window = Window::scaled_part(own, total, inputs.loss_scale)?.used_once(ids_at(model, inputs.read_once));
+    let mut window = window.with_others(inputs.streamed.is_some());
     let mut named = vec![];
     let mut micro_batches = inputs.micro_batches.iter().enumerate();
     while let Some((index, (weight, part))) = micro_batches.next() {
         let seed = inputs.state.step_seed((first_micro_batch + index) as u64);
         let _random = seed_random_numbers(device, seed, inputs.draws_random);
         inputs.at(Boundary::CopyIn)?;
-        let pass = Pass::training(model, device, inputs.plan, inputs.draws_random);
+        let pass = Pass::training(model, device, inputs.plan, inputs.draws_random).streamed(inputs.streamed);
         let loss = inputs.task.loss(&pass, part.batch());
         named.extend(pass.into_named()?);
         inputs.at(Boundary::Forward)?;

@@ -4,10 +4,12 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Device;
+use kiln_checkpointing::Streamed;
 use kiln_optimizers::joins_updates;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
 use super::report::{Boundary, Guard};
+use super::stored::StoredParameters;
 use super::update::{Update, initialize};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -65,6 +67,9 @@ impl StepSettings {
 /// step, by the weighted mean of the micro-batches' statistics.
 pub(crate) struct ModelState<M> {
     pub(crate) model: M,
+    /// The store of the parameters, if they are in one. Values that are used outside of streamed segments are in `model` as well.
+    pub(crate) streamed: Option<Streamed>,
+    /// The optimizer with its state, or without if that is in the store.
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) groups: OptimizerGroups,
     /// Whether the state of `optimizer` was moved to the host because memory ran out.
@@ -85,25 +90,37 @@ pub(crate) struct ModelState<M> {
 
 impl<M: Module> ModelState<M> {
     /// The start of a run, with the model that `init` makes on a seeded device. Parameters that burn initialises lazily are initialised
-    /// here, in the order of the fields, so that they do not depend on how the first step runs.
+    /// here, in the order of the fields, so that they do not depend on how the first step runs. With a store, each then goes there.
     ///
     /// # Errors
-    /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
+    /// Those of [`StepSettings::check`], [`Error::Precision`] for a policy that does not fit the model, and [`Error::Checkpointing`] for a
+    /// store that cannot be used.
     pub(crate) fn new(
         init: impl FnOnce(&Device) -> Result<M, Error>,
+        store: Option<StoredParameters>,
         attach: impl FnOnce(M, &Policy) -> Result<(M, String), Error>,
-        groups: impl FnOnce(&M) -> OptimizerGroups,
+        groups: impl Fn(&M) -> OptimizerGroups,
         seed: u64,
         settings: StepSettings,
         group: Group,
     ) -> Result<Self, Error> {
         settings.check()?;
-        let (model, attached) = {
+        let (model, streamed, attached) = {
             let _random = hold_random_numbers();
             settings.device.seed(seed);
             let model = init(&settings.device)?;
-            initialize(&model);
-            attach(model, &settings.policy)?
+            let (model, streamed) = match store {
+                Some(store) => {
+                    let in_parts = groups(&model).joins;
+                    store.take(model, in_parts)?
+                }
+                None => {
+                    initialize(&model);
+                    (model, None)
+                }
+            };
+            let (model, attached) = attach(model, &settings.policy)?;
+            (model, streamed, attached)
         };
         let model = group.share_ids(model)?;
         let groups = groups(&model);
@@ -126,6 +143,7 @@ impl<M: Module> ModelState<M> {
         let (guard, update) = (None, None);
         Ok(Self {
             model,
+            streamed,
             optimizer,
             groups,
             state_on_host,
@@ -145,7 +163,7 @@ impl<M: Module> ModelState<M> {
     /// # Panics
     /// If a device cannot return its values, or has no room for them. The state then stays where it is.
     pub(crate) fn keep_state_on_host(&mut self, on_host: bool) {
-        if self.state_on_host == on_host || !self.state_moves {
+        if self.state_on_host == on_host || !self.state_moves || self.streamed.is_some() {
             return;
         }
         let device = self.settings.device.clone().inner();

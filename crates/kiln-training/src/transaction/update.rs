@@ -22,7 +22,15 @@ pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 
 const UNUSED: u64 = 16;
 
 /// How often the update of a single parameter is tried without a pause.
-pub(super) const TRIES: usize = 8;
+pub(crate) const TRIES: usize = 8;
+
+/// What the update of the parameters needs.
+pub(crate) struct Apply {
+    pub(crate) prepared: Prepared,
+    pub(crate) statistics: RunningStatistics,
+    pub(crate) rate: ModuleLearningRate,
+    pub(crate) report: StepReport,
+}
 
 /// An update of the parameters that is not complete yet.
 pub(crate) struct Update {
@@ -37,15 +45,8 @@ pub(crate) struct Update {
 }
 
 impl Update {
-    pub(crate) fn new(
-        model: &impl Module,
-        prepared: Prepared,
-        statistics: RunningStatistics,
-        rate: ModuleLearningRate,
-        report: StepReport,
-        owned: Option<&HashSet<ParamId>>,
-    ) -> Self {
-        let mut prepared = prepared;
+    pub(crate) fn new(model: &impl Module, apply: Apply, owned: Option<&HashSet<ParamId>>) -> Self {
+        let Apply { mut prepared, statistics, rate, report } = apply;
         if let Some(owned) = owned {
             // The owners of the other parameters update them.
             let others = chunks(model, &prepared).concat().into_iter().filter(|id| !owned.contains(id));

@@ -31,6 +31,7 @@ mod resume;
 mod segmentation;
 mod soak;
 mod stages;
+mod stored;
 mod support;
 mod update;
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{BadSamples, TileBatch, TileConfig, TileSet};
 use kiln_models::Unet;
-use kiln_training::{Error, Predicted};
+use kiln_training::{Error, Passes, Predicted};
 
 use super::run::check_images;
 use super::score::largest;
@@ -65,13 +65,20 @@ impl Predictor {
         let loading = self.settings.run.loader(set.len()).with_bad_samples(BadSamples::FAIL);
         let loader = TileBatch::loader(set.clone(), None, loading)?;
         let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
-        self.task.predict(&self.model, set, batches, &self.device, self.settings.run.at_once(), |event| {
-            if let Predicted::Row { y, values, .. } = event {
-                largest(values, classes, &mut ids);
-                row(y, &ids)?;
-            }
-            Ok(())
-        })?;
+        self.task.predict(
+            &self.model,
+            set,
+            batches,
+            &Passes::on(&self.device),
+            self.settings.run.at_once(),
+            |event| {
+                if let Predicted::Row { y, values, .. } = event {
+                    largest(values, classes, &mut ids);
+                    row(y, &ids)?;
+                }
+                Ok(())
+            },
+        )?;
         Ok(())
     }
 }

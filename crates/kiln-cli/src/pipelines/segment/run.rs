@@ -3,7 +3,7 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{TileSet, printable};
-use kiln_training::Error;
+use kiln_training::{Error, Passes};
 
 use super::data::{TileSets, loaders, test_loader};
 use super::picture::Pictures;
@@ -71,7 +71,7 @@ fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> 
         let loader = test_loader(&test, &settings)?;
         let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
         let mut pictures = Pictures::new(&test);
-        let Scores { confusion, .. } = task.score(model, &test, batches, device, tiles, |row| {
+        let Scores { confusion, .. } = task.score(model, &test, batches, &Passes::on(device), tiles, |row| {
             pictures.add(&row);
             Ok(())
         })?;

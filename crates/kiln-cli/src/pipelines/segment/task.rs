@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_data::{Blend, Normalize, TileBatch, TileSet, TileTensors};
 use kiln_layers::SegmentationLoss;
 use kiln_models::{Unet, UnetBlock, UnetConfig};
-use kiln_training::{BatchSource, Error, Goal, Pass, Predicted, Task, TilePredictor};
+use kiln_training::{BatchSource, Error, Goal, Pass, Passes, Predicted, Task, TilePredictor};
 
 use super::score::{ScoredRow, Scores, score};
 use super::settings::{SegmentSettings, Tiles};
@@ -37,7 +37,7 @@ impl Task for Segment {
         &self,
         model: &Unet,
         data: &S,
-        device: &Device,
+        passes: &Passes,
         at_once: impl Fn(&TileBatch) -> usize,
     ) -> Result<Vec<(&'static str, f64)>, Error>
     where
@@ -46,7 +46,7 @@ impl Task for Segment {
         let Some(test) = &self.test else { return Ok(vec![]) };
         let mut batches = data.epoch(0, 0).peekable();
         let tiles = batches.peek().and_then(|batch| batch.as_ref().ok()).map_or(1, at_once);
-        let Scores { confusion, cross_entropy } = self.score(model, test, batches, device, tiles, |_| Ok(()))?;
+        let Scores { confusion, cross_entropy } = self.score(model, test, batches, passes, tiles, |_| Ok(()))?;
         Ok(vec![
             ("val_miou", confusion.mean_iou()),
             ("val_accuracy", confusion.accuracy()),
@@ -106,13 +106,12 @@ impl Segment {
         model: &Unet,
         set: &TileSet,
         batches: impl Iterator<Item = Result<TileBatch, Error>>,
-        device: &Device,
+        passes: &Passes,
         tiles: usize,
         row: impl FnMut(ScoredRow<'_>) -> Result<(), Error>,
     ) -> Result<Scores, Error> {
-        let (model, device) = (model.valid(), device.clone().inner());
-        let forward = |batch: &TileBatch| Ok(self.logits(&model, batch, &device));
-        score(&self.predictor(set, &device, tiles), batches, forward, row)
+        let model = model.valid();
+        score(&self.predictor(set, passes.device(), tiles), batches, |batch| self.logits(&model, batch, passes), row)
     }
 
     /// Processes the predictions of `model` for the images of `set`, and reports them as [`TilePredictor::run`] does.
@@ -124,21 +123,21 @@ impl Segment {
         model: &Unet,
         set: &TileSet,
         batches: impl Iterator<Item = Result<TileBatch, Error>>,
-        device: &Device,
+        passes: &Passes,
         tiles: usize,
         tell: impl FnMut(Predicted<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (model, device) = (model.valid(), device.clone().inner());
-        let forward = |batch: &TileBatch| Ok(self.logits(&model, batch, &device));
-        self.predictor(set, &device, tiles).run(batches, forward, tell)
+        let model = model.valid();
+        self.predictor(set, passes.device(), tiles).run(batches, |batch| self.logits(&model, batch, passes), tell)
     }
 
-    fn logits(&self, model: &Unet, batch: &TileBatch, device: &Device) -> Tensor<4> {
-        let pass = Pass::plain(model, device);
-        let images = self.on_device(batch, device).images;
+    fn logits(&self, model: &Unet, batch: &TileBatch, passes: &Passes) -> Result<Tensor<4>, Error> {
+        let pass = passes.of(model);
+        let images = self.on_device(batch, passes.device()).images;
         let (logits, _) = pass.chain(&self.blocks(model), (images, vec![]), Self::forward);
+        pass.finish()?;
         // The last layers of the model may be on another device.
-        logits.cast(DType::F32).to_device(device)
+        Ok(logits.cast(DType::F32).to_device(passes.device()))
     }
 
     fn predictor<'a>(&self, set: &'a TileSet, device: &'a Device, at_once: usize) -> TilePredictor<'a> {

@@ -18,7 +18,7 @@ use kiln_parallel::{Communicator, Schedule};
 use kiln_recovery::Injector;
 use kiln_training::{
     Checkpoints, Event, Finish, Intervals, OptimizerConfig, OptimizerGroups, Recompute, StagesConfig, StepReport,
-    TrainerBuilder,
+    StoreConfig, TrainerBuilder,
 };
 
 pub(crate) use model::{Classify, Make, Model, Parts, Place, Samples, Shortcut, TOKENS, gpt, images, resnet, vit};
@@ -50,6 +50,15 @@ pub(crate) struct Way {
 impl Way {
     pub(crate) fn plan(plan: Plan) -> Self {
         Self { plan: Some(plan), ..Self::default() }
+    }
+
+    /// Every block is streamed from a store in host memory.
+    pub(crate) fn streamed(blocks: usize) -> Self {
+        Self::plan(Plan::stream(blocks, 1).unwrap())
+    }
+
+    pub(crate) fn is_streamed(&self) -> bool {
+        self.plan.as_ref().is_some_and(Plan::streams)
     }
 
     pub(crate) fn stages(stages: StagesConfig) -> Self {
@@ -215,6 +224,9 @@ impl Case {
         }
         if let Some(plan) = &way.plan {
             builder = builder.with_recompute(Recompute::Plan(plan.clone()));
+        }
+        if way.is_streamed() {
+            builder = builder.with(|settings| settings.memory.store = Some(StoreConfig::Host));
         }
         if let Some(stages) = &way.stages {
             builder = builder.with_stages(stages.clone());

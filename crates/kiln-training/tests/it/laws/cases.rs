@@ -37,7 +37,7 @@ fn is_skipped_once(reports: &[StepReport]) -> bool {
 fn plans(make: &Make) -> Vec<Way> {
     let blocks = make.blocks();
     let plans = [Plan::every(blocks, 1), Plan::every(blocks, 2), Plan::offload(blocks, 1)];
-    plans.into_iter().map(|plan| Way::plan(plan.unwrap())).collect()
+    plans.into_iter().map(|plan| Way::plan(plan.unwrap())).chain([Way::streamed(blocks)]).collect()
 }
 
 /// Reference models in all precisions, under checkpoint plans.
@@ -51,7 +51,8 @@ fn reference_models() -> Vec<Case> {
             let case = Case::new(make.clone(), optimizer, 4, 2).with(|settings| in_precision(settings, precision));
             let case = case.named(format!("{name}, {optimizer:?} in {precision}"));
             let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
-            let (ways, disturbed) = (vec![Way::default()], precision != Precision::BF16);
+            let streamed = Way::streamed(make.blocks());
+            let (ways, disturbed) = (vec![Way::default(), streamed], precision != Precision::BF16);
             cases.push(Case { ways, more: plans(&make), disturbed, chunks, shows, ..case });
         }
     }
@@ -66,7 +67,7 @@ fn reference_models() -> Vec<Case> {
     let make = resnet(4, true);
     let frozen = &["ResNet.conv1", "ResNet.bn1", "ResNet.layer1", "ResNet.layer2"];
     let case = Case::new(make.clone(), adamw, 4, 4).named("ResNet, of which the first layers are frozen");
-    cases.push(Case { frozen, ways: vec![Way::default(), plans(&make).remove(1)], ..case });
+    cases.push(Case { frozen, ways: vec![Way::default(), plans(&make).remove(1), plans(&make).remove(3)], ..case });
     cases
 }
 
@@ -114,12 +115,13 @@ fn optimizers() -> Vec<Case> {
         .into_iter()
         .map(|name| {
             let case = Case::new(wide(), OptimizerConfig::named(name).unwrap(), 8, 8).steps(4).named(name);
-            Case { ways: vec![Way::default(), Way { on_host: true, ..Way::default() }], ..case }
+            Case { ways: vec![Way::default(), Way { on_host: true, ..Way::default() }, Way::streamed(1)], ..case }
         })
         .collect();
     let case = Case::new(wide(), OptimizerConfig::sgd(), 8, 8).with_parts(|parts| Parts { tied: false, ..parts });
     let case = case.steps(6).named("two optimizers of burn");
-    cases.push(Case { groups: Some(two_optimizers), ways: vec![Way::default()], ..case });
+    let ways = vec![Way::default(), Way::streamed(1)];
+    cases.push(Case { groups: Some(two_optimizers), ways, ..case });
     cases
 }
 

@@ -73,7 +73,9 @@ fn boundaries(case: &Case, way: &Way, rank: usize, reports: &[StepReport]) -> u6
     let of_step = |report: &StepReport| {
         let own = case.own_micro_batches(report.step - 1, rank, way) as u64;
         let passes = if own > 0 { 4 * own + 1 } else { 0 };
-        passes + if report.skipped { 0 } else { case.chunks + u64::from(way.sharded && way.replicas.is_some()) }
+        // An update in a store is one part.
+        let chunks = if way.is_streamed() { 1 } else { case.chunks };
+        passes + if report.skipped { 0 } else { chunks + u64::from(way.sharded && way.replicas.is_some()) }
     };
     reports.iter().map(of_step).sum()
 }

@@ -1,0 +1,93 @@
+//! What a store has, parameter by parameter: for saving a run elsewhere, and for taking another one.
+
+use std::ops::Range;
+
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor};
+
+use super::bytes::{bytes_of, tensor};
+use super::layout::Entry;
+use super::store::{Blob, Content};
+use super::streamed::Streamed;
+use super::values::{read_parts, write_parts};
+use crate::Error;
+
+/// The name of what a run has beside its parameters.
+const REST: Blob = Blob { parameter: 0, content: Content::Rest, part: 0 };
+
+impl Streamed {
+    /// The ids of all parameters in the store.
+    pub fn ids(&self) -> Vec<ParamId> {
+        self.layout().entries.iter().map(|entry| entry.id.into()).collect()
+    }
+
+    /// The parts of a parameter, each with a state of its own, as the numbers of its rows. None for a parameter that is not in the store.
+    pub fn parts(&self, id: ParamId) -> Vec<Range<usize>> {
+        let Some(number) = self.layout().numbers.get(&id).copied() else { return vec![] };
+        let Entry { rows, shape, .. } = &self.layout().entries[number];
+        let parts = 0..self.layout().entries[number].parts();
+        parts.map(|part| part * rows..((part + 1) * rows).min(shape[0])).collect()
+    }
+
+    /// The value of a parameter on `device` after the last commit. `None` for one that is not in the store.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn value<const D: usize>(&self, id: ParamId, device: &Device) -> Result<Option<Tensor<D>>, Error> {
+        let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(None) };
+        let (entry, content) = (&self.layout().entries[number], Content::Value);
+        let bytes = read_parts(number, entry, content, None, |blob| self.read(blob))?;
+        tensor(Blob::new(number, content, 0), bytes, &entry.shape, device).map(Some)
+    }
+
+    /// The optimizer's state for a part of a parameter after the last commit, as the bytes of an
+    /// [`OptimizerRecord`](burn::optim::OptimizerRecord). `None` without.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn state(&self, id: ParamId, part: usize) -> Result<Option<Vec<u8>>, Error> {
+        let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(None) };
+        let state = self.read(Blob::new(number, Content::State, part))?;
+        Ok(state.filter(|bytes| !bytes.is_empty()))
+    }
+
+    /// Writes the value of a parameter, in f32 and without a graph, for the next commit.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn write_value<const D: usize>(&self, id: ParamId, value: Tensor<D>) -> Result<(), Error> {
+        let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(()) };
+        let (bytes, entry) = (bytes_of(value)?, &self.layout().entries[number]);
+        write_parts(number, entry, Content::Value, &bytes, |blob, part| self.write(blob, part))
+    }
+
+    /// Writes the optimizer's state for a part of a parameter, for the next commit: the bytes of a record, or none for no state.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn write_state(&self, id: ParamId, part: usize, record: &[u8]) -> Result<(), Error> {
+        match self.layout().numbers.get(&id).copied() {
+            Some(number) => {
+                self.note_read(number, false);
+                self.write(Blob::new(number, Content::State, part), record)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what a run has beside its parameters, for the next commit.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn write_rest(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.write(REST, bytes)
+    }
+
+    /// What [`write_rest`](Self::write_rest) wrote before the last commit that it was called for.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn rest(&self) -> Result<Option<Vec<u8>>, Error> {
+        self.read(REST)
+    }
+}

@@ -1,0 +1,130 @@
+//! A step whose gradients and optimizer state are in a store, and the parameters of its streamed segments.
+//!
+//! A recorded step has all of them as tensors that exist throughout. In such a step, the parameters of a streamed segment are in memory
+//! while the segment runs, and while the one before it runs forward, because they are read ahead. Their gradients, with the sums that these are
+//! added to, are there during the segment's backward pass. The update has one parameter in memory at a time.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::trace::{StepTrace, TraceRole};
+
+use super::memory::{Block, tensors_of};
+use super::offloaded::uses;
+
+/// Copies of a parameter that an update in a store needs: its value and its gradient.
+const VALUES: u64 = 2;
+/// Copies of a parameter's state that an update in a store needs: as it was read, as the optimizer has it, and as it is written.
+const STATES: u64 = 3;
+
+/// A streamed segment.
+struct Segment<'a> {
+    parameters: BTreeSet<&'a str>,
+    forward: Range<usize>,
+    /// The operations of its second pass and of its backward pass.
+    backward: Range<usize>,
+}
+
+/// Divides the lifetimes of `blocks`, and replaces the recorded update. `streamed` are the blocks of the streamed segments.
+pub(super) fn divide(
+    trace: &StepTrace,
+    streamed: &[Range<usize>],
+    blocks: &mut Vec<Block>,
+    workspaces: &mut [u64],
+    next: &[u32],
+) {
+    let [start, _, update, end] = trace.phases;
+    let segments = segments(trace, streamed);
+    let used = uses(trace);
+    let (mut divided, mut state, mut learned, mut largest) = (vec![], 0, 0, 0);
+    for block in blocks.iter().filter(|block| block.dies as usize >= start) {
+        let tensors = || tensors_of(block, next);
+        let of_role = |role| tensors().find(|tensor| trace.tensors[*tensor as usize].role == role);
+        let (parameter, gradient) = (of_role(TraceRole::Parameter), of_role(TraceRole::Gradient));
+        if (block.born as usize) >= update || of_role(TraceRole::Updated).is_some() && parameter.is_none() {
+            continue;
+        }
+        let path = parameter.or(gradient).and_then(|tensor| trace.path_of(tensor as usize));
+        let place = segments.iter().position(|segment| path.is_some_and(|path| segment.parameters.contains(path)));
+        if parameter.is_some() {
+            if tensors().any(|tensor| used[tensor as usize].is_some_and(|(_, last)| last >= update)) {
+                learned += block.bytes;
+                largest = largest.max(block.bytes);
+            }
+            match place {
+                Some(_) => divided.extend(visits(&segments, path.unwrap_or_default()).map(|visit| Block {
+                    born: visit.start as u32,
+                    dies: visit.end as u32 - 1,
+                    ..*block
+                })),
+                None => divided.push(*block),
+            }
+        } else if gradient.is_some() {
+            let pass = place.map_or(start..update, |place| segments[place].backward.clone());
+            let born = if (block.born as usize) < start { pass.start as u32 } else { block.born };
+            let born = if place.is_some() { born.max(pass.start as u32) } else { block.born };
+            divided.push(Block { born, dies: (pass.end as u32 - 1).max(born), ..*block });
+        } else {
+            let first = tensors().filter_map(|tensor| used[tensor as usize]).map(|(first, _)| first).min();
+            match (block.born as usize) < start && first.is_none_or(|first| first >= update) {
+                true => state += block.bytes,
+                false => divided.push(Block { dies: block.dies.min(update as u32 - 1), ..*block }),
+            }
+        }
+    }
+    // A gradient may be copied when it is written.
+    for segment in &segments {
+        let own = |block: &&Block| {
+            let mut tensors = tensors_of(block, next).map(|tensor| tensor as usize);
+            tensors.any(|tensor| {
+                trace.tensors[tensor].role == TraceRole::Gradient
+                    && trace.path_of(tensor).is_some_and(|path| segment.parameters.contains(path))
+            })
+        };
+        let copy = divided.iter().filter(own).map(|block| block.bytes).max().unwrap_or(0);
+        workspaces[segment.backward.end - 1] = workspaces[segment.backward.end - 1].max(copy);
+    }
+    *blocks = divided;
+    let largest = trace.part.map_or(largest, |part| largest.min(part));
+    let of_largest = (largest as f64 * state as f64 / (learned.max(1)) as f64) as u64;
+    workspaces[update..end].fill(VALUES * largest + STATES * of_largest);
+}
+
+/// The operations during which a streamed parameter is in memory.
+fn visits<'a>(segments: &'a [Segment<'a>], path: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
+    let of = segments.iter().enumerate().filter(move |(_, segment)| segment.parameters.contains(path));
+    of.flat_map(|(index, segment)| {
+        let before = index.checked_sub(1).map(|before| segments[before].forward.clone());
+        let ahead = before.filter(|before| before.end == segment.forward.start);
+        let forward = ahead.map_or(segment.forward.start, |ahead| ahead.start)..segment.forward.end;
+        // In the backward pass it is read when the values of the segment behind it are gone.
+        [forward, segment.backward.clone()]
+    })
+}
+
+fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<'a>> {
+    let [_, backward, update, _] = trace.phases;
+    let (all, readers) = (trace.trained_only_by(streamed), trace.readers());
+    let mut segments = vec![];
+    for blocks in streamed {
+        let mut parameters = trace.trained_only_by(std::slice::from_ref(blocks));
+        // Parameters of several streamed segments are in each of them.
+        parameters.extend(all.iter().filter(|path| readers[*path].iter().any(|block| blocks.contains(block))));
+        let uses = |index: &usize| {
+            let read = trace.graph.inputs_at(*index).iter().map(|input| input.tensor);
+            let is_own = |tensor: u32| {
+                let role = trace.tensors[tensor as usize].role;
+                let path = trace.path_of(tensor as usize);
+                matches!(role, TraceRole::Parameter | TraceRole::Gradient)
+                    && path.is_some_and(|path| parameters.contains(path))
+            };
+            read.chain(trace.graph.outputs_at(*index).iter().copied()).any(is_own)
+        };
+        let mut used = (backward..update).filter(uses);
+        let first = used.next().unwrap_or(backward);
+        let last = used.next_back().unwrap_or(first);
+        let forward = trace.cuts[blocks.start]..trace.cuts[blocks.end];
+        segments.push(Segment { forward, backward: first..last + 1, parameters });
+    }
+    segments
+}

@@ -1,0 +1,296 @@
+//! Checkpoints of a run whose parameters are in a store: the files are those of any run, and one tensor is in memory at a time.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::path::Path;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::store::{ModuleAdapter, ModuleContext};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, Bytes, DType, Device, Int, Tensor, TensorData};
+use burn_pack::{Reader, Tensor as Packed, Writer};
+use kiln_checkpointing::Streamed;
+
+use super::manifest::{MODEL, OPTIMIZER};
+use crate::optimizer::StateRecord;
+
+/// Writes the model and the state of the optimizer into the directory `path`.
+///
+/// # Errors
+/// The reason.
+pub(crate) fn save_stored<M: Module>(streamed: &Streamed, model: &M, path: &Path) -> Result<(), String> {
+    let mut collect = Collect { streamed, place: vec![], tensors: vec![] };
+    model.visit(&mut collect);
+    Writer::new(collect.tensors).write_to_file(path.join(MODEL)).map_err(|e| e.to_string())?;
+    let mut state = StateRecord::default();
+    for id in streamed.ids() {
+        state.extend(whole_state(streamed, id)?);
+    }
+    state.writer().write_to_file(path.join(OPTIMIZER)).map_err(|e| e.to_string())
+}
+
+/// The values of parameters that are in a store, for a model that is written to a file: an adapter of burn's stores, as
+/// `SafetensorsStore`, which puts them in the places of the model's own. Made by [`Trainer::stored_values`](crate::Trainer::stored_values).
+#[derive(Clone, Default)]
+pub struct StoredValues(HashMap<u64, Packed>);
+
+impl StoredValues {
+    pub(crate) fn of(streamed: &Streamed, model: &impl Module) -> Self {
+        let mut collect = Collect { streamed, place: vec![], tensors: vec![] };
+        model.visit(&mut collect);
+        let stored: HashSet<u64> = streamed.ids().iter().map(ParamId::val).collect();
+        let tensors = collect.tensors.into_iter().filter_map(|tensor| Some((tensor.param_id?, tensor)));
+        Self(tensors.filter(|(id, _)| stored.contains(id)).collect())
+    }
+}
+
+impl ModuleAdapter for StoredValues {
+    fn adapt(&self, tensor: Packed, _: ModuleContext<'_>) -> Packed {
+        let Some(mut stored) = tensor.param_id.and_then(|id| self.0.get(&id)).cloned() else { return tensor };
+        stored.name = tensor.name;
+        stored
+    }
+
+    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
+        Box::new(self.clone())
+    }
+}
+
+/// Writes the parameters and the state of the checkpoint in the directory `path` into the store, for its next commit. Returns `model` with
+/// the tensors that are not in the store.
+///
+/// # Errors
+/// The reason why it is no checkpoint of this model.
+pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path) -> Result<M, String> {
+    let fail = |e: burn_pack::Error| e.to_string();
+    let tensors = Reader::from_file(path.join(MODEL)).and_then(Reader::into_tensors).map_err(fail)?;
+    let tensors: Result<_, _> = tensors.into_iter().map(|tensor| tensor.into_parts().map(named)).collect();
+    let (tensors, ids) = (tensors.map_err(fail)?, streamed.ids());
+    let mut load = Load { streamed, tensors, ids, place: vec![], own: HashMap::new(), failure: None };
+    let model = model.map(&mut load);
+    let unused = load.tensors.keys().next().map(|path| format!("the model has no {path}"));
+    if let Some(reason) = load.failure.or(unused) {
+        return Err(format!("not a checkpoint of this model: {reason}"));
+    }
+    let mut states: HashMap<ParamId, StateRecord> = load.ids.iter().map(|id| (*id, StateRecord::default())).collect();
+    let all = StateRecord::of(Reader::from_file(path.join(OPTIMIZER)).map_err(fail)?)?;
+    // Names begin with the parameter's id, which is another one in this run. The name of a path is the id alone.
+    let renamed = |name: &str| {
+        let id = name.split('.').next()?;
+        let own = load.own.get(&id.parse().ok()?)?;
+        Some((*own, format!("{}{}", own.val(), &name[id.len()..])))
+    };
+    for (name, scalar) in all.scalars {
+        if let Some((id, name)) = renamed(&name) {
+            states.entry(id).or_default().scalars.push((name, scalar));
+        }
+    }
+    for (name, text) in all.metadata {
+        if let Some((id, name)) = renamed(&name) {
+            states.entry(id).or_default().metadata.push((name, text));
+        }
+    }
+    for tensor in all.tensors {
+        let (name, dtype, shape, _, bytes) = tensor.into_parts().map_err(fail)?;
+        if let Some((id, name)) = renamed(&name) {
+            let tensor = Packed::new(name, dtype, shape, Some(id.val()), bytes);
+            states.entry(id).or_default().tensors.push(tensor);
+        }
+    }
+    for (id, state) in states {
+        let parts = streamed.parts(id);
+        for (part, rows) in parts.iter().enumerate() {
+            let bytes = match state.is_empty() {
+                true => Bytes::from_bytes_vec(vec![]),
+                false => part_of(&state, rows, parts.len())?.into_bytes()?,
+            };
+            streamed.write_state(id, part, &bytes).map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(model)
+}
+
+/// The state of a parameter: its tensors are those of the parts, one after the other, and are read when they are written.
+fn whole_state(streamed: &Streamed, id: ParamId) -> Result<StateRecord, String> {
+    let mut whole = StateRecord::default();
+    let parts = streamed.parts(id);
+    for part in 0..parts.len() {
+        let Some(bytes) = streamed.state(id, part).map_err(|e| e.to_string())? else { continue };
+        let mut own = StateRecord::read(Bytes::from_bytes_vec(bytes))?;
+        let tensors = std::mem::take(&mut own.tensors);
+        if part > 0 {
+            // The numbers and texts of all parts are equal.
+            continue;
+        }
+        for tensor in tensors {
+            let rows = parts.last().map_or(0, |last| last.end);
+            let (name, dtype, mut shape, _, _) = tensor.into_parts().map_err(|e| e.to_string())?;
+            if parts.len() > 1 {
+                shape[0] = rows;
+            }
+            let length = shape.num_elements() * dtype.size();
+            let (streamed, of, parts) = (streamed.clone(), name.clone(), parts.len());
+            let read = move || {
+                let mut bytes = Vec::with_capacity(length);
+                for part in 0..parts {
+                    let state = streamed.state(id, part).map_err(io)?.unwrap_or_default();
+                    bytes.extend(Reader::from_bytes(Bytes::from_bytes_vec(state))?.tensor_data(&of)?);
+                }
+                Ok(Bytes::from_bytes_vec(bytes))
+            };
+            own.tensors.push(Packed::deferred(name, dtype, shape, Some(id.val()), length, read));
+        }
+        whole.extend(own);
+    }
+    Ok(whole)
+}
+
+/// The state of one of the `parts` of a parameter.
+fn part_of(state: &StateRecord, rows: &Range<usize>, parts: usize) -> Result<StateRecord, String> {
+    let (scalars, metadata) = (state.scalars.clone(), state.metadata.clone());
+    let mut part = StateRecord { tensors: vec![], scalars, metadata };
+    for tensor in &state.tensors {
+        let (name, dtype, mut shape, id, bytes) = tensor.clone().into_parts().map_err(|e| e.to_string())?;
+        if parts == 1 {
+            part.tensors.push(Packed::new(name, dtype, shape, id, bytes));
+            continue;
+        }
+        let row = shape[1..].iter().product::<usize>() * dtype.size();
+        let bytes = bytes.view(rows.start * row, rows.end * row).map_err(|_| format!("{name} is too short"))?;
+        shape[0] = rows.len();
+        part.tensors.push(Packed::new(name, dtype, shape, id, Bytes::from_bytes_vec(bytes.to_vec())));
+    }
+    Ok(part)
+}
+
+fn io(error: kiln_checkpointing::Error) -> burn_pack::Error {
+    burn_pack::Error::IoError(error.to_string())
+}
+
+/// Collects the tensors of a model as burn's record has them. Those in the store are read when they are written.
+struct Collect<'a> {
+    streamed: &'a Streamed,
+    place: Vec<String>,
+    tensors: Vec<Packed>,
+}
+
+impl Collect<'_> {
+    fn resident<const D: usize, K: Basic>(&mut self, id: ParamId, saved: Tensor<D, K>) {
+        let (bytes, shape, dtype) = saved.into_data().into_parts();
+        self.tensors.push(Packed::new(self.place.join("."), dtype, shape, Some(id.val()), bytes));
+    }
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.place.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.streamed.ids().contains(&param.id) {
+            return self.resident(param.id, param.transform_for_save().val());
+        }
+        let hollow = param.transform_for_save().val();
+        let (shape, dtype) = (hollow.dims(), hollow.dtype());
+        let length = shape.iter().product::<usize>() * dtype.size();
+        let (streamed, param) = (self.streamed.clone(), param.clone());
+        let id = param.id.val();
+        let read = move || {
+            let value = streamed.value::<D>(param.id, &param.device().inner()).map_err(io)?;
+            let value = value.ok_or_else(|| burn_pack::Error::IoError("a parameter is not in the store".into()))?;
+            Ok(param.clone().map(|_| value).transform_for_save().val().into_data().into_bytes())
+        };
+        self.tensors.push(Packed::deferred(self.place.join("."), dtype, shape, Some(id), length, read));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.resident(param.id, param.transform_for_save().val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.resident(param.id, param.transform_for_save().val());
+    }
+}
+
+/// A tensor in a file: its dtype, its shape, the id of its parameter, and its bytes, which are read when they are used.
+type Filed = (DType, burn::tensor::Shape, Option<u64>, Bytes);
+
+fn named((name, dtype, shape, id, bytes): (String, DType, burn::tensor::Shape, Option<u64>, Bytes)) -> (String, Filed) {
+    (name, (dtype, shape, id, bytes))
+}
+
+/// Takes the tensors of a model from a file.
+struct Load<'a> {
+    streamed: &'a Streamed,
+    tensors: BTreeMap<String, Filed>,
+    /// The ids of the parameters in the store.
+    ids: Vec<ParamId>,
+    place: Vec<String>,
+    /// The ids of the parameters by those in the file.
+    own: HashMap<u64, ParamId>,
+    failure: Option<String>,
+}
+
+impl Load<'_> {
+    fn take<const D: usize, K: Basic>(
+        &mut self,
+        id: ParamId,
+        expected: [usize; D],
+        device: &Device,
+    ) -> Option<Tensor<D, K>> {
+        let path = self.place.join(".");
+        let Some((dtype, shape, old, bytes)) = self.tensors.remove(&path) else {
+            self.failure.get_or_insert(format!("it has no {path}"));
+            return None;
+        };
+        if shape.as_slice() != expected {
+            self.failure.get_or_insert(format!("{path} is {:?}, expected {expected:?}", shape.as_slice()));
+            return None;
+        }
+        self.own.extend(old.map(|old| (old, id)));
+        Some(Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (device, dtype)))
+    }
+}
+
+impl ModuleMapper for Load<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.place.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, expected) = (param.id, param.transform_for_save().val().dims());
+        let Some(tensor) = self.take(id, expected, &param.device()) else { return param };
+        let loaded = param.clone().transform_for_load(tensor, id);
+        if !self.ids.contains(&id) {
+            return loaded;
+        }
+        if let Err(error) = self.streamed.write_value(id, loaded.val().inner()) {
+            self.failure.get_or_insert(error.to_string());
+        }
+        param
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, expected) = (param.id, param.transform_for_save().val().dims());
+        match self.take(id, expected, &param.device()) {
+            Some(tensor) => param.transform_for_load(tensor, id),
+            None => param,
+        }
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        let (id, expected) = (param.id, param.transform_for_save().val().dims());
+        match self.take(id, expected, &param.device()) {
+            Some(tensor) => param.transform_for_load(tensor, id),
+            None => param,
+        }
+    }
+}

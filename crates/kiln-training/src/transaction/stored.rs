@@ -1,0 +1,141 @@
+//! A run whose parameters, gradients and optimizer state are in a store: how they get there, and the norm of their gradients.
+
+use std::collections::{BTreeSet, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+use kiln_checkpointing::{FileStore, HostStore, Store, Streamed};
+use kiln_precision::{Probed, squares_of};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Where parameters, gradients and optimizer state are, if the blocks of a plan are [streamed](kiln_checkpointing::Mode::Stream).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum StoreConfig {
+    /// In the files of a directory, which is made if it does not exist. A directory with the parameters of an earlier run is that run after
+    /// its last step: the trainer goes on from there.
+    Directory(PathBuf),
+    /// In host memory, beside a GPU.
+    Host,
+}
+
+impl StoreConfig {
+    /// Whether there is a run in it.
+    pub(crate) fn has_run(&self) -> bool {
+        matches!(self, Self::Directory(directory) if directory.join("store.json").is_file())
+    }
+
+    /// Typical seconds to move a byte to the store or from it: files at 1 GB/s, host memory at half of the 32 GB/s of PCIe 4.0. They are not
+    /// measured, so that equal settings have equal plans.
+    pub(crate) fn seconds_per_byte(&self) -> f64 {
+        match self {
+            Self::Directory(_) => 1e-9,
+            Self::Host => 1.0 / 16e9,
+        }
+    }
+}
+
+/// The most bytes of a parameter that an update has in memory at once, if the optimizer updates each element by itself.
+pub(crate) const PART: u64 = 4 << 20;
+
+/// A store, and the parameters whose values are there alone.
+pub(crate) struct StoredParameters {
+    config: StoreConfig,
+    /// Paths of parameters that only streamed segments use.
+    streamed: BTreeSet<String>,
+}
+
+impl StoredParameters {
+    pub(crate) fn new(config: StoreConfig, streamed: BTreeSet<String>) -> Self {
+        Self { config, streamed }
+    }
+
+    /// Moves the parameters of `model` into the store, or takes those that it has. `in_parts`: whether the optimizer updates each element by
+    /// itself.
+    pub(super) fn take<M: Module>(self, model: M, in_parts: bool) -> Result<(M, Option<Streamed>), Error> {
+        // A run that has taken no step begins anew: other settings may have made the model.
+        let moved = |store: Box<dyn Store>, model: M| match Streamed::note_in(&*store)? {
+            Some(note) if has_steps(&note) => Streamed::open(store, model),
+            _ => Streamed::replace(store, model, in_parts.then_some(PART as usize)),
+        };
+        let (streamed, model) = match &self.config {
+            StoreConfig::Directory(directory) => moved(Box::new(FileStore::open(directory)?), model)?,
+            StoreConfig::Host => moved(Box::new(HostStore::new()), model)?,
+        };
+        let model = streamed.with_resident(model, |path| !self.streamed.contains(path))?;
+        Ok((model, Some(streamed)))
+    }
+}
+
+/// Whether the run of a note has taken a step.
+fn has_steps(note: &str) -> bool {
+    let note: serde_json::Value = serde_json::from_str(note).unwrap_or_default();
+    note["state"]["step"].as_u64().is_some_and(|step| step > 0)
+}
+
+/// Runs `work`, which uses a store. An error of the store in a backward pass is a panic, and in a chain it is hidden behind others: it
+/// becomes the result.
+pub(crate) fn with_store<T>(streamed: Option<&Streamed>, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let Some(streamed) = streamed else { return work() };
+    let done = catch_unwind(AssertUnwindSafe(work));
+    match (streamed.take_failure(), done) {
+        (Some(error), _) => Err(error.into()),
+        (None, Ok(done)) => done,
+        (None, Err(panic)) => resume_unwind(panic),
+    }
+}
+
+/// Moves the gradients that are in memory to their sums in the store, and reads the norm of all gradients and the loss. The norm has the
+/// bits of the norm in memory: the same sums in the same order.
+pub(crate) fn probe_stored<M: Module>(
+    streamed: &Streamed,
+    model: &M,
+    gradients: GradientsParams,
+    loss_scale: f64,
+    loss: Tensor<1>,
+    step: u64,
+) -> Result<(Probed, Vec<f64>), Error> {
+    struct Squares<'a> {
+        streamed: &'a Streamed,
+        seen: HashSet<ParamId>,
+        sum: Option<Tensor<1>>,
+        failure: Option<kiln_checkpointing::Error>,
+    }
+    impl ModuleVisitor for Squares<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.failure.is_some() || !self.seen.insert(param.id) {
+                return;
+            }
+            match self.streamed.gradient::<D>(param.id, &param.device().inner()) {
+                Ok(Some(gradient)) => {
+                    let squares = squares_of(gradient);
+                    self.sum = Some(match self.sum.take() {
+                        Some(sum) => sum + squares,
+                        None => squares,
+                    });
+                }
+                Ok(None) => {}
+                Err(error) => self.failure = Some(error),
+            }
+        }
+    }
+    streamed.add_gradients(model, gradients)?;
+    let mut squares = Squares { streamed, seen: HashSet::new(), sum: None, failure: None };
+    model.visit(&mut squares);
+    if let Some(error) = squares.failure {
+        return Err(error.into());
+    }
+    let sum = squares.sum.ok_or(Error::NoGradients { step })?;
+    let read = |tensor: Tensor<1>| -> Result<f64, Error> {
+        let fail = |reason: String| Error::Device { step, reason };
+        let data = tensor.cast(DType::F32).try_into_data().map_err(|e| fail(e.to_string()))?;
+        Ok(data.iter::<f32>().next().map_or(f64::NAN, f64::from))
+    };
+    Ok((Probed::elsewhere(read(sum)?, loss_scale), vec![read(loss)?]))
+}
