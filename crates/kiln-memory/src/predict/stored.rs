@@ -72,8 +72,8 @@ pub(super) fn divide(
             }
         }
     }
-    // A gradient may be copied when it is written.
-    for segment in &segments {
+    // When the values of a segment are gone, its gradients are written, each perhaps as a copy, while the next values are read.
+    for segment in segments.iter().filter(|segment| segment.backward.end < update) {
         let own = |block: &&Block| {
             let mut tensors = tensors_of(block, next).map(|tensor| tensor as usize);
             tensors.any(|tensor| {
@@ -81,8 +81,10 @@ pub(super) fn divide(
                     && trace.path_of(tensor).is_some_and(|path| segment.parameters.contains(path))
             })
         };
-        let copy = divided.iter().filter(own).map(|block| block.bytes).max().unwrap_or(0);
-        workspaces[segment.backward.end - 1] = workspaces[segment.backward.end - 1].max(copy);
+        let gradients = || divided.iter().filter(own).map(|block| block.bytes);
+        let written = gradients().sum::<u64>() + gradients().max().unwrap_or(0);
+        let workspace = &mut workspaces[segment.backward.end];
+        *workspace = written.max(*workspace);
     }
     *blocks = divided;
     let largest = trace.part.map_or(largest, |part| largest.min(part));
