@@ -18,11 +18,12 @@ mod lean;
 use std::time::Instant;
 
 use burn::optim::Optimizer;
-use cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd, warm_up};
+use burn::tensor::Device;
+use cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd};
 use kiln_checkpointing::Plan;
 use kiln_cli::HEAP;
 use kiln_cli::units::MIB;
-use kiln_memory::{BackendProfile, StepTrace};
+use kiln_memory::{BackendProfile, StepTrace, warm_threads};
 use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_operations as _; // of the cases
 use kiln_precision::Precision;
@@ -243,7 +244,7 @@ fn cost() {
 }
 
 fn main() {
-    warm_up();
+    warm_threads(&Device::flex());
     let cases: [(&str, fn()); 4] = [("cost", cost), ("plain", plain), ("plans", plans), ("search", search)];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     for (name, run) in cases {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 
 use super::meter::Meter;
 
@@ -14,23 +14,14 @@ thread_local! {
 /// the threads that share matrix products, and the calling thread. Does nothing on a device with a pool, and nothing when it is called
 /// again.
 ///
-/// For each thread that ever computed a large matrix product, a buffer of the size of the second-level cache is kept. Without this
-/// function, the first step would take it.
+/// For each thread that ever computed a matrix product, a buffer of the size of the second-level cache is kept. Without this function,
+/// the first step that a thread takes part in would take it, which may be any step on a busy machine.
 pub fn warm_threads(device: &Device) {
     if device.memory_pool_usage().is_some() || WARM.replace(true) {
         return;
     }
-    let random = |shape| Tensor::<2>::random(shape, Distribution::Default, device);
-    // Beyond 1,024 rows and columns, operands are packed in pieces. Such products are spread over the pool's threads. The small product
-    // runs on the calling thread alone.
-    let (tall, wide) = (random([1100, 300]), random([300, 1100]));
-    let (left, right) = (random([64, 64]), random([64, 1100]));
-    for _ in 0..4 {
-        drop(tall.clone().matmul(wide.clone()));
-        drop(wide.clone().transpose().matmul(tall.clone().transpose()));
-        drop(left.clone().matmul(right.clone()));
-        drop(right.clone().transpose().matmul(left.clone()));
-    }
+    warm_thread(device);
+    rayon::broadcast(|_| warm_thread(device));
 }
 
 /// Lets the calling thread take the scratch memory that matrix products on burn's CPU device keep until the thread ends.

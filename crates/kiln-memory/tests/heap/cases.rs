@@ -55,20 +55,6 @@ pub(crate) fn adamw() -> AdamW {
     AdamWConfig::new().build()
 }
 
-/// Makes every thread take the scratch memory that it keeps for matrix products, so that it does not count as a step's memory.
-pub(crate) fn warm_up() {
-    let device = Device::flex();
-    for dtype in [DType::F32, DType::F16] {
-        let ones = |side: usize| Tensor::<2>::ones([side, side], &device).cast(dtype);
-        let stack = Tensor::<3>::ones([64, 128, 128], &device).cast(dtype);
-        for _ in 0..16 {
-            let _ = ones(128).matmul(ones(128)); // on this thread
-            let _ = ones(608).matmul(ones(608)); // each on all threads
-            let _ = stack.clone().matmul(stack.clone());
-        }
-    }
-}
-
 pub(crate) fn record<C: Case, O: Optimizer>(case: &C, setup: &Setup<O>) -> StepTrace {
     let policy = Policy::new(setup.precision);
     let trace = record_step(

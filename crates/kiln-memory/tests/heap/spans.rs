@@ -1,7 +1,7 @@
 //! Peaks of spans that nest and overlap, and of the phases of a step.
 
 use burn::tensor::{Device, Tensor};
-use kiln_memory::{Meter, Phase, StepMeter};
+use kiln_memory::{Meter, Phase, StepMeter, warm_thread, warm_threads};
 
 use crate::HEAP;
 use crate::alone;
@@ -120,6 +120,19 @@ fn a_step_that_fails_leaves_nothing_behind() {
     // The spans are closed as well.
     allocate(2);
     assert_near(meter.span().peak_bytes(), 0);
+}
+
+#[test]
+fn threads_that_are_warm_take_no_scratch_memory() {
+    let _alone = alone();
+    let device = Device::flex();
+    warm_threads(&device);
+    let before = HEAP.live_bytes() as u64;
+    for _ in 0..3 {
+        warm_thread(&device);
+        rayon::broadcast(|_| warm_thread(&device));
+    }
+    assert_near(HEAP.live_bytes() as u64, before);
 }
 
 /// Whether the process is the one that [`a_step_is_measured_where_no_thread_can_be_started`] starts.
