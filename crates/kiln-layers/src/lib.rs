@@ -72,6 +72,7 @@ mod norm;
 mod norm_conv2d;
 mod projected_attention;
 mod rotary;
+mod row_weight;
 mod segmentation_loss;
 mod softmax;
 mod swiglu;
@@ -88,7 +89,7 @@ pub use batch_norm::{
 pub use check::takes;
 pub use conv2d::conv2d;
 pub use dropout::dropout;
-pub use embedding::embedding;
+pub use embedding::{embedding, embedding_by_rows};
 pub use error::Error;
 pub use group_norm::{group_norm, instance_norm};
 pub use linear::{activation_linear, linear, norm_linear};
@@ -101,6 +102,7 @@ pub use norm_conv2d::{
 };
 pub use projected_attention::norm_self_attention;
 pub use rotary::{RotaryOptions, RotaryPairs, rotary};
+pub use row_weight::RowWeight;
 pub use segmentation_loss::SegmentationLoss;
 pub use softmax::softmax;
 pub use swiglu::swiglu;

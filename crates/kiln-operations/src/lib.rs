@@ -7,6 +7,7 @@
 //! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
 //! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them.
+//! - [`RowParts`]: a matrix that is in memory some rows at a time.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
 //!
@@ -34,6 +35,7 @@ mod fused;
 mod graph;
 mod operation;
 mod product;
+mod row_parts;
 pub mod simd;
 mod sums;
 
@@ -46,6 +48,7 @@ pub use fused::launch;
 pub use operation::CubeKernel;
 pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
 pub use product::{Cpu, Product};
+pub use row_parts::RowParts;
 pub use sums::{accumulate_into, root_accumulating};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the

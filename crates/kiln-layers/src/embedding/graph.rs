@@ -17,7 +17,7 @@ use crate::composed::full;
 pub(super) struct Lookup;
 
 #[derive(Clone, Copy, Debug)]
-enum Rows {
+pub(super) enum Rows {
     /// From weight and ids.
     Forward,
     /// The gradient of a weight of so many rows, from the gradient of the rows and ids.

@@ -3,11 +3,14 @@
 #[cfg(feature = "cube")]
 mod cube;
 mod graph;
+mod parts;
 
 use burn::nn::Embedding;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
+use crate::check::main_input;
 use crate::error::Error;
+use crate::row_weight::RowWeight;
 
 /// The rows of an embedding's weight, as [`Embedding::forward`]: `[samples, time, width]` for ids `[samples, time]`.
 ///
@@ -32,11 +35,25 @@ pub fn embedding(layer: &Embedding, ids: Tensor<2, Int>) -> Result<Tensor<3>, Er
     #[cfg(feature = "cube")]
     if kiln_operations::cube::is_cube(&ids.device()) {
         let weight = layer.weight.val();
-        crate::check::main_input("the weight", &weight)?;
+        main_input("the weight", &weight)?;
         let ([samples, time], width) = (ids.dims(), weight.dims()[1]);
         let inputs = vec![weight.into_dispatch(), ids.reshape([samples * time]).into_dispatch()];
         let rows = Tensor::<2>::from_dispatch(kiln_operations::run(graph::Lookup, inputs).remove(0));
         return Ok(rows.reshape([samples, time, width]));
     }
     Ok(layer.forward(ids))
+}
+
+/// The rows of a weight that is in memory some rows at a time, as [`embedding`]. Rows and gradient have the bits of those with the weight in memory.
+///
+/// # Errors
+/// [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`].
+pub fn embedding_by_rows(weight: &RowWeight, ids: Tensor<2, Int>) -> Result<Tensor<3>, Error> {
+    main_input("the weight", &weight.leaf)?;
+    let ([samples, time], width) = (ids.dims(), weight.leaf.dims()[1]);
+    let operation = parts::LookupInParts { parts: weight.parts.clone(), dtype: weight.dtype };
+    let ids = ids.reshape([samples * time]).cast(DType::I64);
+    let inputs = vec![weight.leaf.clone().into_dispatch(), ids.into_dispatch()];
+    let rows = Tensor::<2>::from_dispatch(kiln_operations::run(operation, inputs).remove(0));
+    Ok(rows.reshape([samples, time, width]))
 }

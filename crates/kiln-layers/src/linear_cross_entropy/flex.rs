@@ -6,7 +6,7 @@
 //! and an exponential for each of the n classes logits.
 //!
 //! Scratch memory in bytes, with c = [`chunk_rows`]: 4 c (classes + width) + 32 rows; with 16-bit inputs also 4 classes for the bias and
-//! 2 MiB for a block of the weight. gemm packs operands in addition, at most about 4 max(c, 2048) min(c, 512).
+//! a block of the weight. gemm packs operands in addition, at most about 4 max(c, 2048) min(c, 512).
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -14,9 +14,9 @@ use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::row::{Classes, add};
+use super::row::{Classes, RowSums, add};
 use super::scale::swapped;
-use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
+use super::settings::{LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
 use kiln_operations::by_dtype;
@@ -24,27 +24,56 @@ use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
 use kiln_operations::cpu::stored::{Stored, tensor, to_f32};
 
 /// The fewest values of a task.
-const TASK: usize = 1 << 14;
+pub(super) const TASK: usize = 1 << 14;
 
 type Inputs = LossInputs<FlexTensor, FlexTensor>;
 
 /// A row that counts.
-struct Row {
-    index: usize,
-    target: usize,
-    weight: f64,
+pub(super) struct Row {
+    pub(super) index: usize,
+    pub(super) target: usize,
+    pub(super) weight: f64,
 }
 
-/// The rows that count, in order.
-fn counted(inputs: &Inputs, ignored: Option<i64>, classes: usize) -> Vec<Row> {
-    let (targets, weights) = (inputs.targets.to_contiguous(), inputs.row_weights.to_contiguous());
-    let weights = weights.storage::<f32>();
+/// The rows that count, in order, and the weight that their losses are divided by. `weights` are those of the rows; without any, all are 1.
+pub(super) fn counted(
+    targets: &FlexTensor,
+    weights: &[f32],
+    options: &LossOptions,
+    classes: &Classes<'_>,
+) -> (Vec<Row>, f64) {
+    let (targets, ignored) = (targets.to_contiguous(), options.ignore_index);
     let row = |(index, target): (usize, &i64)| {
         let weight = weights.get(index).map_or(1.0, |weight| f64::from(*weight));
-        let target = usize::try_from(*target).ok().filter(|class| *class < classes && Some(*target) != ignored)?;
+        let target =
+            usize::try_from(*target).ok().filter(|class| *class < classes.count && Some(*target) != ignored)?;
         (weight != 0.0).then_some(Row { index, target, weight })
     };
-    targets.storage::<i64>().iter().enumerate().filter_map(row).collect()
+    let rows: Vec<Row> = targets.storage::<i64>().iter().enumerate().filter_map(row).collect();
+    let total = match options.reduction {
+        Reduction::Mean => rows.iter().map(|row| row.weight * classes.weight(row.target)).sum(),
+        Reduction::Sum | Reduction::None => 1.0,
+    };
+    (rows, total)
+}
+
+/// Copies rows of a matrix, whose rows are `stride` values apart, to the beginning of `out` in f32.
+pub(super) fn load<E: Stored>(source: &FlexTensor, stride: usize, width: usize, rows: &[Row], out: &mut [f32]) {
+    let source = &source.storage::<E>()[source.layout().start_offset()..];
+    out.par_chunks_mut(width.max(1))
+        .zip(rows)
+        .with_min_len(TASK.div_ceil(width.max(1)))
+        .for_each_init(Vec::new, |wide, (out, row)| {
+            out.copy_from_slice(E::widened(&source[row.index * stride..][..width], wide))
+        });
+}
+
+/// A matrix whose rows have neighbouring values, and the distance between its rows.
+pub(super) fn by_rows(matrix: &FlexTensor) -> (FlexTensor, usize) {
+    match row_stride(matrix) {
+        Some(stride) => (matrix.clone(), stride),
+        None => (matrix.to_contiguous(), matrix.shape()[1]),
+    }
 }
 
 /// The sums of the gradients that are wanted. The weight's gradient has the layout of the weight.
@@ -111,20 +140,8 @@ fn run<E: Stored, K: Stored>(
     sums: &mut Sums<K>,
 ) -> FlexTensor {
     let (bias, class_weights) = (to_f32(&inputs.bias), to_f32(&inputs.class_weights));
-    let classes = Classes {
-        bias: &bias,
-        weights: &class_weights,
-        total_weight: match class_weights.is_empty() {
-            true => weight.classes as f64,
-            false => class_weights.iter().map(|weight| f64::from(*weight)).sum(),
-        },
-        label_smoothing: options.label_smoothing.into(),
-    };
-    let rows = counted(inputs, options.ignore_index, weight.classes);
-    let total = match options.reduction {
-        Reduction::Mean => rows.iter().map(|row| row.weight * classes.weight(row.target)).sum(),
-        Reduction::Sum | Reduction::None => 1.0,
-    };
+    let classes = Classes::new(&bias, &class_weights, weight.classes, options.label_smoothing);
+    let (rows, total) = counted(&inputs.targets, &to_f32(&inputs.row_weights), options, &classes);
     let mut losses = vec![0.0f64; rows.len()];
     let size = chunk_rows(rows.len(), weight.width, weight.classes);
     let mut chunk = Chunk::new(&inputs.hidden, weight, size.min(rows.len()));
@@ -161,10 +178,7 @@ struct Chunk<'a> {
 
 impl<'a> Chunk<'a> {
     fn new(hidden: &FlexTensor, weight: &'a Weight, rows: usize) -> Self {
-        let (source, stride) = match row_stride(hidden) {
-            Some(stride) => (hidden.clone(), stride),
-            None => (hidden.to_contiguous(), weight.width),
-        };
+        let (source, stride) = by_rows(hidden);
         let (hidden, logits) = (vec![0.0; rows * weight.width], vec![0.0; rows * weight.classes]);
         Self { source, stride, weight, hidden, logits, block: vec![] }
     }
@@ -175,13 +189,7 @@ impl<'a> Chunk<'a> {
         let Weight { width, classes: length, .. } = *self.weight;
         self.hidden.truncate(rows.len() * width);
         self.logits.truncate(rows.len() * length);
-        let source = &self.source.storage::<E>()[self.source.layout().start_offset()..];
-        self.hidden.par_chunks_mut(width.max(1)).zip(rows).with_min_len(TASK.div_ceil(width.max(1))).for_each_init(
-            Vec::new,
-            |wide, (hidden, row)| {
-                hidden.copy_from_slice(E::widened(&source[row.index * self.stride..][..width], wide));
-            },
-        );
+        load::<E>(&self.source, self.stride, width, rows, &mut self.hidden);
         let hidden = Matrix::new(&self.hidden, rows.len(), width);
         for block in self.weight.blocks() {
             let logits = &mut self.logits[block.start..];
@@ -189,8 +197,19 @@ impl<'a> Chunk<'a> {
             multiply((logits, length, Output::Replace), hidden, weight, 1.0, Threads::All);
         }
         let logits = self.logits.par_chunks_mut(length.max(1)).with_min_len(TASK.div_ceil(length.max(1)));
-        logits.zip(rows).zip(losses).for_each(|((logits, row), loss)| {
-            *loss = classes.loss(logits, row.target, total.map(|total| row.weight / total));
+        logits.zip(rows).zip(losses).for_each_init(Vec::new, |largest, ((logits, row), loss)| {
+            largest.clear();
+            let mut sums = RowSums::default();
+            for block in self.weight.blocks() {
+                largest.push(classes.add(&mut logits[block.clone()], block.start, row.target, &mut sums));
+            }
+            *loss = classes.loss(&sums, row.target);
+            let Some(total) = total else { return };
+            for (block, largest) in self.weight.blocks().zip(largest) {
+                let (block, first) = (&mut logits[block.clone()], block.start);
+                let of_row = (sums.largest, sums.sum as f32);
+                classes.gradient((block, first, *largest), row.target, of_row, row.weight / total);
+            }
         });
     }
 
@@ -199,13 +218,11 @@ impl<'a> Chunk<'a> {
         let Weight { width, classes, by_class, .. } = *self.weight;
         if let Some(sum) = sums.weight.as_mut().filter(|sum| !sum.is_empty()) {
             let hidden = Matrix::new(&self.hidden, rows.len(), width);
-            // The product packs its larger operand, so it is computed for some classes at a time.
-            for first in (0..classes).step_by(CLASSES) {
-                let gradient =
-                    Matrix::strided(&self.logits[first..], rows.len(), CLASSES.min(classes - first), classes);
+            for block in self.weight.blocks() {
+                let gradient = Matrix::strided(&self.logits[block.start..], rows.len(), block.len(), classes);
                 let (left, right, offset, stride) = match by_class {
-                    true => (gradient.transposed(), hidden, first * width, width),
-                    false => (hidden.transposed(), gradient, first, classes),
+                    true => (gradient.transposed(), hidden, block.start * width, width),
+                    false => (hidden.transposed(), gradient, block.start, classes),
                 };
                 multiply((&mut sum[offset..], stride, Output::Add), left, right, 1.0, Threads::All);
             }
@@ -235,7 +252,7 @@ impl<'a> Chunk<'a> {
 }
 
 /// Writes each row to its position. `strides` are those of the rows and columns of `values`.
-fn put_rows<K: Stored>(out: &mut [K], rows: &[Row], values: &[f32], width: usize, strides: [usize; 2]) {
+pub(super) fn put_rows<K: Stored>(out: &mut [K], rows: &[Row], values: &[f32], width: usize, strides: [usize; 2]) {
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return };
     let out = &mut out[first.index * width..(last.index + 1) * width];
     out.par_chunks_mut(width.max(1)).with_min_len(TASK.div_ceil(width.max(1))).enumerate().for_each_init(

@@ -17,7 +17,7 @@ use super::{LossOptions, Reduction};
 /// The computations of the loss. Inputs are hidden rows, weight, bias, targets, class weights and row weights; missing ones have no
 /// elements.
 #[derive(Clone, Copy, Debug)]
-enum LossKernel {
+pub(super) enum LossKernel {
     /// The loss in f32: `[1]`, or `[rows]` without a reduction.
     Loss(LossOptions),
     /// The reduced loss, `[1]` in f32, and the gradients of hidden rows, weight and bias. Those that are not wanted have no meaning.

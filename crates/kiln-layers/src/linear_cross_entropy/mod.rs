@@ -5,7 +5,10 @@ mod composed;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+#[cfg(feature = "flex")]
+mod flex_parts;
 mod graph;
+mod parts;
 #[cfg(feature = "flex")]
 mod row;
 #[cfg(feature = "flex")]
@@ -14,11 +17,14 @@ mod settings;
 #[cfg(feature = "flex")]
 mod weight;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_operations::run;
 
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
+use crate::row_weight::RowWeight;
+use parts::LossInParts;
 
 pub(crate) use settings::LossOptions;
 pub use settings::Reduction;
@@ -130,6 +136,52 @@ impl LinearCrossEntropy {
         self.compute(hidden, weight, bias, targets, Some(row_weights))
     }
 
+    /// Computes the [loss](Self::forward) with a weight that is in memory some rows at a time: `[classes, width]`, a class in each row, and
+    /// cast to the dtype of `hidden`. Loss and gradients have the bits of those with the weight in memory in that layout. The logits are
+    /// computed once more in the backward pass.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward), and [`Error::InvalidSetting`] without a reduction.
+    pub fn forward_by_rows(
+        &self,
+        hidden: Tensor<2>,
+        weight: &RowWeight,
+        targets: Tensor<1, Int>,
+    ) -> Result<Tensor<1>, Error> {
+        let ([rows, width], [classes, input]) = (hidden.dims(), weight.leaf.dims());
+        main_input("the hidden rows", &hidden)?;
+        same_size(("the width of the hidden rows", width), ("the width of the weight", input))?;
+        same_size(("the number of hidden rows", rows), ("the number of targets", targets.dims()[0]))?;
+        self.check_settings(classes)?;
+        if self.options.reduction == Reduction::None {
+            let (name, value) = ("reduction", "none".into());
+            return Err(Error::InvalidSetting { name, value, expected: "mean or sum, for a weight in parts" });
+        }
+        let operation = LossInParts { options: self.options, parts: weight.parts.clone() };
+        let inputs = vec![
+            hidden.into_dispatch(),
+            weight.leaf.clone().into_dispatch(),
+            targets.cast(DType::I64).into_dispatch(),
+            given(self.class_weights.clone(), DType::F32, &weight.leaf.device()),
+        ];
+        Ok(Tensor::from_dispatch(run(operation, inputs).remove(0)))
+    }
+
+    /// Checks the settings for a number of classes.
+    fn check_settings(&self, classes: usize) -> Result<(), Error> {
+        if let Some(weights) = &self.class_weights {
+            let classes = ("the number of classes of the weight", classes);
+            same_size(classes, ("the number of class weights", weights.dims()[0]))?;
+            supported("the class weights", weights.dtype())?;
+        }
+        let smoothing = self.options.label_smoothing;
+        if !(0.0..=1.0).contains(&smoothing) {
+            let value = smoothing.to_string();
+            return Err(Error::InvalidSetting { name: "label smoothing", value, expected: "a number from 0 to 1" });
+        }
+        Ok(())
+    }
+
     fn compute(
         &self,
         hidden: Tensor<2>,
@@ -143,38 +195,33 @@ impl LinearCrossEntropy {
         same_dtype(("the hidden rows", hidden.dtype()), ("the weight", weight.dtype()))?;
         same_size(("the width of the hidden rows", width), ("the number of rows of the weight", input))?;
         same_size(("the number of hidden rows", rows), ("the number of targets", targets.dims()[0]))?;
-        let classes = ("the number of classes of the weight", classes);
+        self.check_settings(classes)?;
         if let Some(bias) = &bias {
+            let classes = ("the number of classes of the weight", classes);
             same_size(classes, ("the length of the bias", bias.dims()[0]))?;
             same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
-        }
-        if let Some(weights) = &self.class_weights {
-            same_size(classes, ("the number of class weights", weights.dims()[0]))?;
-            supported("the class weights", weights.dtype())?;
         }
         if let Some(weights) = &row_weights {
             same_size(("the number of hidden rows", rows), ("the number of row weights", weights.dims()[0]))?;
             supported("the row weights", weights.dtype())?;
         }
-        let smoothing = self.options.label_smoothing;
-        if !(0.0..=1.0).contains(&smoothing) {
-            let value = smoothing.to_string();
-            return Err(Error::InvalidSetting { name: "label smoothing", value, expected: "a number from 0 to 1" });
-        }
         let (device, dtype) = (weight.device(), weight.dtype());
-        // A missing tensor has no elements.
-        let given = |tensor: Option<Tensor<1>>, dtype| match tensor {
-            Some(tensor) => tensor.cast(dtype).into_dispatch(),
-            None => Tensor::<1>::empty([0], (&device, dtype)).into_dispatch(),
-        };
         let inputs = vec![
             hidden.into_dispatch(),
             weight.into_dispatch(),
-            given(bias, dtype),
+            given(bias, dtype, &device),
             targets.cast(DType::I64).into_dispatch(),
-            given(self.class_weights.clone(), DType::F32),
-            given(row_weights, DType::F32),
+            given(self.class_weights.clone(), DType::F32, &device),
+            given(row_weights, DType::F32, &device),
         ];
         Ok(Tensor::from_dispatch(run(self.options, inputs).remove(0)))
+    }
+}
+
+/// A tensor in a dtype, or one without elements if it is missing.
+fn given(tensor: Option<Tensor<1>>, dtype: DType, device: &Device) -> DispatchTensor {
+    match tensor {
+        Some(tensor) => tensor.cast(dtype).into_dispatch(),
+        None => Tensor::<1>::empty([0], (device, dtype)).into_dispatch(),
     }
 }

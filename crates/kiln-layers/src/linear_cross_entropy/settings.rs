@@ -72,10 +72,9 @@ pub(crate) fn kept_dtype(dtype: DType) -> DType {
 pub(super) const CHUNK: usize = 2 << 20;
 /// The number of rows of a chunk below which its products become slower.
 pub(super) const ROWS: usize = 256;
-/// Number of classes of a product for the gradient of the weight.
+/// Classes of a block. Each product packs its larger operand, so it is computed for some classes at a time. A power of two, so that it is whole
+/// parts of a weight that is in memory in parts.
 pub(super) const CLASSES: usize = 2048;
-/// Bytes of a block of a 16-bit weight that is widened to f32.
-pub(super) const BLOCK: usize = 2 << 20;
 /// Values of a task that scales a gradient.
 pub(super) const SCALED: usize = 1 << 14;
 /// Bytes of logits at a time on devices without kernels of this crate. The number is small in tests, so that small inputs have several
@@ -167,13 +166,14 @@ fn logits(call: &Call<'_>) -> f64 {
 fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 1));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
-    let block = if call.reads_half(1) { (BLOCK as u64).min(call.wide(1, 1)) } else { 0 };
+    let of_block = classes.min(CLASSES as u64);
+    let block = if call.reads_half(1) { 4 * width * of_block } else { 0 };
     let by_class = call.inputs.get(1).is_some_and(|weight| weight.strides.last() != Some(&1));
-    let logits = cpu.packed([chunk, width, classes], true);
+    let logits = cpu.packed([chunk, width, of_block], true);
     let of_weight = match call.out_elements(2) {
         0 => 0,
-        _ if by_class => cpu.packed([classes.min(CLASSES as u64), chunk, width], false),
-        _ => cpu.packed([width, chunk, classes], false),
+        _ if by_class => cpu.packed([of_block, chunk, width], false),
+        _ => cpu.packed([width, chunk, of_block], false),
     };
     4 * (chunk * (width + classes)) + 32 * rows + call.wide(2, 1) + block + logits.max(of_weight)
 }

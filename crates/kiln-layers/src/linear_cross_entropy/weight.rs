@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use rayon::prelude::*;
 
 use super::scale::swapped;
-use super::settings::BLOCK;
+use super::settings::CLASSES;
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::gemm::Matrix;
 use kiln_operations::cpu::stored::Stored;
@@ -45,15 +45,10 @@ impl Weight {
         Self { lines, stride, by_class, width, classes }
     }
 
-    /// The ranges of classes that are read at a time. An f32 weight is read as a whole.
+    /// The ranges of classes that are computed at a time.
     pub(super) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let classes = self.classes;
-        let size = match self.lines.dtype() {
-            DType::F32 => classes,
-            _ => BLOCK / (4 * self.width.max(1)),
-        };
-        let size = size.max(64);
-        (0..classes).step_by(size).map(move |first| first..classes.min(first + size))
+        (0..classes).step_by(CLASSES).map(move |first| first..classes.min(first + CLASSES))
     }
 
     /// The columns of some classes, `[width, block]`. Values that are not f32 are widened into `buffer`.

@@ -20,6 +20,7 @@ mod norm_conv2d;
 mod projected_attention;
 mod refused;
 mod rotary;
+mod row_weight;
 mod softmax;
 mod swiglu;
 mod threads;

@@ -1,0 +1,187 @@
+//! The rows of an embedding whose weight is in memory in parts. On the CPU one part is in memory at a time; elsewhere the whole weight is, as
+//! long as a pass takes.
+
+use std::sync::Arc;
+
+use burn::backend::TensorMetadata;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, RowParts, all};
+
+use super::graph::Rows;
+use crate::row_weight::{add_whole, whole};
+
+/// The rows of a weight in parts, in a dtype, at ids `[count]`. Inputs are the weight's parameter and the ids.
+#[derive(Clone, Debug)]
+pub(super) struct LookupInParts {
+    pub(super) parts: Arc<dyn RowParts>,
+    pub(super) dtype: DType,
+}
+
+#[derive(Clone, Debug)]
+enum Pass {
+    /// From the parameter and ids: the rows.
+    Forward(LookupInParts),
+    /// From these and the gradient of the rows. The gradient of the weight goes to its parts; the output is one value without a meaning.
+    Backward(LookupInParts),
+}
+
+static FORWARD: Cost = Cost {
+    cpu_scratch: |call, _| 8 * call.scalar(0).min(call.dim(0, 0)) * call.dim(0, 1),
+    gpu_scratch: |call| call.wide(0, 1),
+    ..Cost::new("kiln::embedding_in_parts")
+};
+
+static BACKWARD: Cost = Cost {
+    cpu_scratch: |call, _| 12 * call.scalar(0).min(call.dim(0, 0)) * call.dim(0, 1) + 2 * call.bytes(2),
+    gpu_scratch: |call| call.wide(0, 1),
+    ..Cost::new("kiln::embedding_gradient_in_parts")
+};
+
+impl Pass {
+    fn lookup(&self) -> &LookupInParts {
+        match self {
+            Self::Forward(lookup) | Self::Backward(lookup) => lookup,
+        }
+    }
+}
+
+impl Kernel for Pass {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::Backward(_) => &BACKWARD,
+        }
+    }
+
+    fn scalars(&self) -> Vec<i64> {
+        vec![self.lookup().parts.rows_of_part() as i64]
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        match self {
+            Self::Forward(lookup) => vec![(Shape::new([inputs[1].0[0], inputs[0].0[1]]), lookup.dtype)],
+            Self::Backward(_) => vec![(Shape::new([1]), DType::F32)],
+        }
+    }
+
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        let LookupInParts { parts, dtype } = self.lookup();
+        match self {
+            Self::Forward(_) => {
+                let [_, ids] = all(inputs);
+                let weight = whole::<B>(parts.as_ref(), &ids.device(), *dtype);
+                B::run(&Rows::Forward, vec![weight, ids])
+            }
+            Self::Backward(_) => {
+                let [_, ids, gradient] = all(inputs);
+                let made = B::run(&Rows::Backward(parts.shape()[0]), vec![gradient.clone(), ids]).remove(0);
+                add_whole::<B>(parts.as_ref(), made);
+                vec![B::float_zeros(Shape::new([1]), &gradient.device(), DType::F32.into())]
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let LookupInParts { parts, dtype } = self.lookup();
+        match self {
+            Self::Forward(_) => {
+                let [_, ids] = all(inputs);
+                vec![flex::rows(parts.as_ref(), &ids, *dtype)]
+            }
+            Self::Backward(_) => {
+                let [_, ids, gradient] = all(inputs);
+                flex::add_gradient(parts.as_ref(), &ids, &gradient);
+                vec![kiln_operations::cpu::stored::zeros(Shape::new([1]), DType::F32)]
+            }
+        }
+    }
+}
+
+/// The rows on burn's CPU device.
+#[cfg(feature = "flex")]
+mod flex {
+    use burn::backend::flex::FlexTensor;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::backend::{Flex, TensorMetadata};
+    use burn::tensor::{DType, IndexingUpdateOp, Shape, TensorData};
+    use kiln_operations::RowParts;
+    use kiln_operations::cpu::stored::{from_f32, tensor, to_f32, zeros};
+
+    /// The positions of ids in each part.
+    fn by_part(parts: &dyn RowParts, ids: &FlexTensor) -> Vec<Vec<(usize, usize)>> {
+        let mut found = vec![vec![]; parts.count()];
+        for (position, id) in ids.to_contiguous().storage::<i64>().iter().enumerate() {
+            let row = usize::try_from(*id).ok().filter(|row| *row < parts.shape()[0]);
+            // As burn's operation does.
+            let row = row.unwrap_or_else(|| panic!("an id is {id}, expected one below {}", parts.shape()[0]));
+            let part = row / parts.rows_of_part();
+            found[part].push((position, row - parts.rows(part).start));
+        }
+        found
+    }
+
+    pub(super) fn rows(parts: &dyn RowParts, ids: &FlexTensor, dtype: DType) -> FlexTensor {
+        let (count, width) = (ids.shape()[0], parts.shape()[1]);
+        let mut out = vec![0.0; count * width];
+        for (part, ids) in by_part(parts, ids).into_iter().enumerate().filter(|(_, ids)| !ids.is_empty()) {
+            let data = parts.read(part);
+            let values = data.as_slice::<f32>().unwrap_or_default();
+            for (position, row) in ids {
+                let out = &mut out[position * width..][..width];
+                match values.get(row * width..(row + 1) * width) {
+                    Some(values) => out.copy_from_slice(values),
+                    None => out.fill(f32::NAN),
+                }
+            }
+        }
+        from_f32(out, Shape::new([count, width]), dtype)
+    }
+
+    pub(super) fn add_gradient(parts: &dyn RowParts, ids: &FlexTensor, gradient: &FlexTensor) {
+        let (dtype, width) = (gradient.dtype(), parts.shape()[1]);
+        for (part, ids) in by_part(parts, ids).into_iter().enumerate() {
+            let shape = Shape::new([parts.rows(part).len(), width]);
+            let mut of_part = zeros(shape.clone(), dtype);
+            let count = ids.len();
+            if count > 0 {
+                let (positions, rows): (Vec<i64>, Vec<i64>) =
+                    ids.iter().map(|(position, row)| (*position as i64, *row as i64)).unzip();
+                let [positions, rows] = [positions, rows].map(|ids| tensor(ids, Shape::new([count])));
+                let values = Flex::float_select(gradient.clone(), 0, positions);
+                of_part = Flex::float_select_assign(of_part, 0, rows, values, IndexingUpdateOp::Add);
+            }
+            parts.add_gradient(part, TensorData::new(to_f32(&of_part), shape));
+        }
+    }
+}
+
+impl Operation for LookupInParts {
+    const NAME: &'static str = "embedding in parts";
+
+    /// The parameter and the ids.
+    type Saved<B: KernelBackend> = Vec<FloatTensor<B>>;
+
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let learns = wanted.contains(&true);
+        if learns {
+            self.parts.begin_use();
+        }
+        let saved = learns.then(|| inputs.clone());
+        Computed { outputs: B::run(&Pass::Forward(self.clone()), inputs), saved }
+    }
+
+    fn gradient<B: KernelBackend>(
+        &self,
+        mut saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        _: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        saved.push(gradient);
+        let _ = B::run(&Pass::Backward(self.clone()), saved);
+        vec![]
+    }
+}

@@ -1,0 +1,164 @@
+//! The loss of a linear layer whose weight is in memory in parts.
+//!
+//! The forward pass keeps the largest logit of each row and the sum of its exponentials. The backward pass computes the logits once more. On
+//! the CPU device a block of classes is in memory at a time; elsewhere the whole weight is, as long as a pass takes.
+
+use std::sync::Arc;
+
+use burn::backend::TensorMetadata;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape, TensorData};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, RowParts, all};
+
+use super::LossOptions;
+use super::graph::LossKernel;
+use super::settings::{CLASSES, chunk_rows};
+use crate::row_weight::{add_whole, whole};
+
+/// The loss with its weight in parts. Inputs are hidden rows, the weight's parameter, targets and class weights, which may be missing.
+#[derive(Clone, Debug)]
+pub(super) struct LossInParts {
+    pub(super) options: LossOptions,
+    pub(super) parts: Arc<dyn RowParts>,
+}
+
+/// A pass of the loss.
+#[derive(Clone, Debug)]
+pub(super) enum Pass {
+    /// From the inputs of the loss: the loss, and of each row the largest logit and the sum of the exponentials of the others, `[rows, 2]`.
+    Forward(LossInParts),
+    /// From these inputs, those values and the gradient of the loss: the gradient of the hidden rows. That of the weight goes to its parts.
+    Backward(LossInParts, DType),
+}
+
+static FORWARD: Cost = Cost {
+    any_order: &[0, 1],
+    cpu_scratch: |call, cpu| scratch(call, cpu, 1),
+    gpu_scratch: |call| call.wide(1, 1),
+    multiply_adds: |call| logits(call),
+    ..Cost::new("kiln::linear_cross_entropy_in_parts")
+};
+
+static BACKWARD: Cost = Cost {
+    any_order: &[0, 1],
+    cpu_scratch: |call, cpu| scratch(call, cpu, 2) + call.wide(0, 1),
+    gpu_scratch: |call| call.wide(1, 2),
+    multiply_adds: |call| 3.0 * logits(call),
+    ..Cost::new("kiln::linear_cross_entropy_gradient_in_parts")
+};
+
+fn logits(call: &Call<'_>) -> f64 {
+    call.elements(0) as f64 * call.dim(1, 0) as f64
+}
+
+/// Hidden rows and logits of a block for a chunk of rows, some values for each row, `copies` of a block of the weight, the part that is
+/// read, and the operands that products pack.
+fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
+    let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 0));
+    let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
+    let block = classes.min(CLASSES as u64);
+    let packed = cpu.packed([chunk, width, block], true).max(cpu.packed([block, chunk, width], false));
+    4 * (chunk * (width + block) + copies * block * width + call.scalar(0).min(classes) * width) + 64 * rows + packed
+}
+
+impl Pass {
+    fn loss(&self) -> &LossInParts {
+        match self {
+            Self::Forward(loss) | Self::Backward(loss, _) => loss,
+        }
+    }
+}
+
+impl Kernel for Pass {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::Backward(..) => &BACKWARD,
+        }
+    }
+
+    fn scalars(&self) -> Vec<i64> {
+        vec![self.loss().parts.rows_of_part() as i64]
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        let rows = inputs[0].0[0];
+        match self {
+            Self::Forward(_) => vec![(Shape::new([1]), DType::F32), (Shape::new([rows, 2]), DType::F32)],
+            Self::Backward(_, dtype) => vec![(inputs[0].0.clone(), *dtype)],
+        }
+    }
+
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        let LossInParts { options, parts } = self.loss();
+        let mut inputs = inputs.into_iter();
+        let [hidden, _, targets, class_weights] = all(inputs.by_ref().take(4).collect());
+        let (device, dtype, shape) = (hidden.device(), hidden.dtype(), hidden.shape());
+        let missing = |dtype: DType| B::float_from_data(TensorData::zeros::<f32, _>([0]).convert_dtype(dtype), &device);
+        let weight = B::float_transpose(whole::<B>(parts.as_ref(), &device, dtype));
+        let (bias, row_weights) = (missing(dtype), missing(DType::F32));
+        let of_loss = vec![hidden, weight, bias, targets, class_weights, row_weights];
+        match self {
+            Self::Forward(_) => {
+                let loss = B::run(&LossKernel::Loss(*options), of_loss).remove(0);
+                let nothing = TensorData::zeros::<f32, _>([shape[0], 2]);
+                vec![loss, B::float_from_data(nothing, &device)]
+            }
+            Self::Backward(_, dtype) => {
+                let [_, factor] = all(inputs.collect());
+                let made = B::run(&LossKernel::Gradients(*options, [true, true, false]), of_loss);
+                let [_, of_hidden, of_weight, _] = all(made);
+                let scaled = |gradient| B::run(&LossKernel::Scale(*dtype), vec![gradient, factor.clone()]).remove(0);
+                add_whole::<B>(parts.as_ref(), B::float_transpose(scaled(of_weight)));
+                vec![scaled(of_hidden)]
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let LossInParts { options, parts } = self.loss();
+        let mut inputs = inputs.into_iter();
+        let [hidden, _, targets, class_weights] = all(inputs.by_ref().take(4).collect());
+        let given = super::flex_parts::Given { hidden, targets, class_weights };
+        match self {
+            Self::Forward(_) => super::flex_parts::loss(&given, options, parts.as_ref()),
+            Self::Backward(_, dtype) => {
+                let [sums, factor] = all(inputs.collect());
+                vec![super::flex_parts::gradient(&given, options, parts.as_ref(), (sums, factor), *dtype)]
+            }
+        }
+    }
+}
+
+impl Operation for LossInParts {
+    const NAME: &'static str = "linear cross-entropy in parts";
+
+    /// The inputs, and the values of the rows.
+    type Saved<B: KernelBackend> = Vec<FloatTensor<B>>;
+
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let learns = wanted.contains(&true);
+        if learns {
+            self.parts.begin_use();
+        }
+        let mut saved = if learns { inputs.clone() } else { vec![] };
+        let mut outputs = B::run(&Pass::Forward(self.clone()), inputs);
+        saved.extend(outputs.pop());
+        Computed { outputs, saved: learns.then_some(saved) }
+    }
+
+    fn gradient<B: KernelBackend>(
+        &self,
+        mut saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let dtype = saved[0].dtype();
+        saved.push(gradient);
+        let of_hidden = B::run(&Pass::Backward(self.clone(), dtype), saved).pop();
+        vec![of_hidden.filter(|_| wanted[0])]
+    }
+}
