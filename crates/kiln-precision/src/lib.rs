@@ -49,7 +49,7 @@ pub use error::Error;
 pub use precision::Precision;
 pub use scaling::{
     Decision, LossScaler, Prepared, Probed, ScaledGradients, ScaledLoss, ScalerConfig, ScalerOutcome, ScalerState,
-    Scaling, clip_factor, scale, squares_of, sum_of_squares,
+    Scaling, clip_factor, scale, squares_of, squares_of_rows, sum_of_squares,
 };
 
 #[cfg(doctest)]

@@ -17,7 +17,7 @@ use crate::precision::Precision;
 pub use gradients::{clip_factor, scale, sum_of_squares};
 pub use rules::{ScalerConfig, ScalerState, Scaling};
 pub use scaled::{Prepared, Probed, ScaledGradients, ScaledLoss};
-pub use squares::squares_of;
+pub use squares::{squares_of, squares_of_rows};
 
 /// Scales losses and unscales their gradients. The types allow one order only: [`scale`](Self::scale) →
 /// [`backward`](ScaledLoss::backward) → [`probe`](crate::ScaledGradients::probe) → [`update`](Self::update), which unscales and

@@ -1,30 +1,65 @@
 //! The sum of squares of one gradient, in an order that does not depend on threads.
 
-use burn::tensor::{DType, Tensor};
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor};
 
 /// The sum of squares of one gradient in f32, on its device. On burn's CPU device it has the same bits in every run. The sum over the
 /// gradients of a model, in the order of its parameters, is [`sum_of_squares`](crate::sum_of_squares).
 pub fn squares_of<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
     #[cfg(feature = "flex")]
-    if flex::sums_in_any_order(&gradient) {
+    if flex::is_large(&gradient.device(), gradient.shape().num_elements()) {
         return flex::in_halves(gradient);
     }
     gradient.cast(DType::F32).square().sum()
 }
 
+/// The sum of squares of a gradient of `rows` rows of `width` values, which `read` reads some rows at a time on `device`, one range after the
+/// other. It has the bits of [`squares_of`] of all rows. Few rows are in memory at a time if the gradient is large and the device is burn's CPU device.
+///
+/// # Errors
+/// The first of `read`.
+pub fn squares_of_rows<E>(
+    [rows, width]: [usize; 2],
+    device: &Device,
+    mut read: impl FnMut(Range<usize>) -> Result<Tensor<2>, E>,
+) -> Result<Tensor<1>, E> {
+    #[cfg(feature = "flex")]
+    if flex::is_large(device, rows * width) {
+        return flex::of_rows(0..rows, width, &mut read);
+    }
+    let _ = (width, device);
+    Ok(squares_of(read(0..rows)?))
+}
+
 /// The sum on burn's CPU device.
 #[cfg(feature = "flex")]
 mod flex {
+    use std::ops::Range;
+
     use burn::backend::DispatchDevice;
-    use burn::tensor::{DType, Tensor};
+    use burn::tensor::{DType, Device, Tensor};
     use kiln_operations::LARGE_SUM;
 
     /// The largest number of elements of a part, so that the part and its squares stay in a core's cache.
     const PART: usize = 128 << 10;
 
-    pub(super) fn sums_in_any_order<const D: usize>(gradient: &Tensor<D>) -> bool {
-        matches!(gradient.device().as_dispatch(), DispatchDevice::Flex(_))
-            && gradient.shape().num_elements() >= LARGE_SUM
+    /// Whether burn would sum so many values in any order.
+    pub(super) fn is_large(device: &Device, values: usize) -> bool {
+        matches!(device.as_dispatch(), DispatchDevice::Flex(_)) && values >= LARGE_SUM
+    }
+
+    /// Works as [`in_halves`], with rows that are read when their turn comes.
+    pub(super) fn of_rows<E>(
+        rows: Range<usize>,
+        width: usize,
+        read: &mut impl FnMut(Range<usize>) -> Result<Tensor<2>, E>,
+    ) -> Result<Tensor<1>, E> {
+        if rows.len() <= 1 || rows.len() * width <= PART {
+            return Ok(in_halves(read(rows)?));
+        }
+        let half = rows.start + rows.len() / 2;
+        Ok(of_rows(rows.start..half, width, read)? + of_rows(half..rows.end, width, read)?)
     }
 
     /// Adds the sums of both halves, recursively. The place where a tensor is cut depends only on its shape.
