@@ -15,13 +15,13 @@ use burn::backend::{
     Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
 };
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{FloatDType, Shape, Tensor};
+use burn::tensor::{Bytes, FloatDType, Shape, Tensor};
 use kiln_operations::root_accumulating;
 
 use super::forward::{Source, Untracked, describe};
 use super::tensors::TensorMap;
 use crate::Error;
-use crate::stream::Streamed;
+use crate::stream::{Streamed, bytes_of};
 
 /// Sets burn's checkpointing strategy of all parameters, which `valid` and `train` reset.
 pub(crate) struct Restrategize(pub(crate) GradientCheckpointingStrategy);
@@ -196,8 +196,11 @@ pub(crate) struct Push<B: Backend, C> {
     /// Parameters whose sums go to the store.
     put: HashSet<ParamId>,
     found: Vec<(NodeId, FloatTensor<B>)>,
-    /// Put the sums into the store.
-    puts: Vec<Box<dyn FnOnce() -> Result<(), Error>>>,
+    /// Sums for the store.
+    sums: Vec<(ParamId, Bytes)>,
+    /// Add gradients of parameters that the module holds once more.
+    adds: Vec<Box<dyn FnOnce() -> Result<(), Error>>>,
+    failure: Option<Error>,
     marker: PhantomData<C>,
 }
 
@@ -205,15 +208,22 @@ impl<B: Backend, C> Push<B, C> {
     /// `parameters` are those of the outer graph, in the order that the module is visited in.
     pub(crate) fn new(inner: Option<Gradients>, parameters: Vec<Option<Source>>, store: Option<Streamed>) -> Self {
         let (parameters, put) = (parameters.into_iter(), HashSet::new());
-        Self { inner, parameters, store, put, found: vec![], puts: vec![], marker: PhantomData }
+        let (found, sums, adds, failure) = (vec![], vec![], vec![], None);
+        Self { inner, parameters, store, put, found, sums, adds, failure, marker: PhantomData }
     }
 
-    /// Registers the gradients, the last parameter first, as a backward pass does.
+    /// Registers the gradients, the last parameter first, as a backward pass does, and begins to write the sums.
     pub(crate) fn register(self, outer: &mut Gradients) -> Result<(), Error> {
+        if let Some(error) = self.failure {
+            return Err(error);
+        }
         for (parameter, gradient) in self.found.into_iter().rev() {
             outer.register::<B>(parameter, gradient);
         }
-        self.puts.into_iter().try_for_each(|put| put())
+        if let Some(store) = self.store.filter(|_| !self.sums.is_empty()) {
+            store.put_sums(self.sums)?;
+        }
+        self.adds.into_iter().try_for_each(|add| add())
     }
 }
 
@@ -230,11 +240,14 @@ where
                 None => self.found.push((parameter.node, gradient)),
                 Some(store) => {
                     let (id, gradient) = (param.id, Tensor::<D>::from_primitive::<B>(gradient));
-                    // The backward pass went on with the sum.
-                    self.puts.push(match self.put.insert(id) {
-                        true => Box::new(move || store.put_sum(id, gradient)),
-                        false => Box::new(move || store.add_to_sum(id, gradient)),
-                    });
+                    // The backward pass went on with the sum of the first.
+                    match self.put.insert(id) {
+                        true => match bytes_of(gradient) {
+                            Ok(bytes) => self.sums.push((id, bytes)),
+                            Err(error) => self.failure = Some(error),
+                        },
+                        false => self.adds.push(Box::new(move || store.add_to_sum(id, gradient))),
+                    }
                 }
             }
         }

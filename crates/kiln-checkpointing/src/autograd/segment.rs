@@ -95,13 +95,13 @@ where
     let snapshot = module.valid();
     let seed = segment.draw();
     let first = inputs.clone().map(&mut Untracked);
-    let save =
-        |inputs, place| Saved::new(inputs, place, &segment.name).inspect_err(|error| segment.note_failure(error));
-    // In a store, the inputs leave memory before the first pass, which may drop its own.
-    let (stored, inputs) = match &segment.source {
-        Some(source) => (Some(save(inputs, Place::Store(&source.parameters))?), None),
-        None => (None, Some(inputs)),
+    let place = match &segment.source {
+        Some(source) => Place::Store(&source.parameters),
+        None if segment.offload => Place::Host,
+        None => Place::Device,
     };
+    // Inputs that are elsewhere leave memory before the first pass, which may drop its own.
+    let saved = Saved::new(inputs, place, &segment.name).inspect_err(|error| segment.note_failure(error))?;
     let outputs = {
         let module = segment.first(module.clone())?.no_grad();
         segment.seeded(seed, 0, || f(&module, first))
@@ -114,10 +114,6 @@ where
 
     sweep(segment.device());
 
-    let place = if segment.offload { Place::Host } else { Place::Device };
-    let Some(saved) = stored.map(Ok).or_else(|| inputs.map(|inputs| save(inputs, place))).transpose()? else {
-        return Ok(outputs); // there are inputs, stored or not
-    };
     let (of_module, of_inputs, expected) = (parameters.all, tracked.all, seen.described);
     let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
     let stored = segment.source.as_ref().map(|source| source.parameters.clone());

@@ -21,6 +21,11 @@ impl Streamed {
         self.layout().entries.iter().map(|entry| entry.id.into()).collect()
     }
 
+    /// Whether a parameter is in the store.
+    pub fn contains(&self, id: ParamId) -> bool {
+        self.layout().numbers.contains_key(&id)
+    }
+
     /// The parts of a parameter, each with a state of its own, as the numbers of its rows. None for a parameter that is not in the store.
     pub fn parts(&self, id: ParamId) -> Vec<Range<usize>> {
         let Some(number) = self.layout().numbers.get(&id).copied() else { return vec![] };

@@ -12,12 +12,19 @@ pub(super) fn tensor<const D: usize>(
     shape: &[usize],
     device: &Device,
 ) -> Result<Tensor<D>, Error> {
+    Ok(Tensor::from_data(data(blob, bytes, shape)?, (device, DType::F32)))
+}
+
+/// The values of a blob's bytes, in f32.
+pub(super) fn data(blob: Blob, bytes: Vec<u8>, shape: &[usize]) -> Result<TensorData, Error> {
     let (found, expected) = (bytes.len(), 4 * shape.iter().product::<usize>());
-    if found != expected {
-        let reason = format!("it has {found} bytes, expected {expected}");
-        return Err(Error::Store { path: blob.to_string(), reason });
+    match found == expected {
+        true => Ok(TensorData::from_bytes_vec(bytes, shape, DType::F32)),
+        false => {
+            let reason = format!("it has {found} bytes, expected {expected}");
+            Err(Error::Store { path: blob.to_string(), reason })
+        }
     }
-    Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, DType::F32), (device, DType::F32)))
 }
 
 pub(super) fn missing(blob: Blob) -> Error {
@@ -25,7 +32,7 @@ pub(super) fn missing(blob: Blob) -> Error {
 }
 
 /// The values of a tensor without a graph.
-pub(super) fn bytes_of<const D: usize>(tensor: Tensor<D>) -> Result<Bytes, Error> {
+pub(crate) fn bytes_of<const D: usize>(tensor: Tensor<D>) -> Result<Bytes, Error> {
     let data = tensor.try_into_data().map_err(|e| Error::Store { path: "a tensor".into(), reason: e.to_string() })?;
     Ok(data.into_bytes())
 }

@@ -203,7 +203,7 @@ fn stranger(directory: &Path) -> io::Result<Option<String>> {
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let of_blob = name.split_once('-').is_some_and(|(number, rest)| {
-            let known = [Content::Value, Content::State, Content::Gradient, Content::Input, Content::Rest];
+            let known = Content::ALL;
             let names = known.iter().flat_map(|content| [0, 1].map(|file| format!("{content}.{file}")));
             number.split('+').all(|number| number.parse::<usize>().is_ok())
                 && names.into_iter().any(|name| name == rest)

@@ -2,12 +2,13 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bytes, Device, Tensor};
 
 use super::bytes::{bytes_of, tensor};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
-use super::values::{read_parts, write_parts};
+use super::values::read_parts;
+use super::writer::Put;
 use crate::Error;
 
 impl Streamed {
@@ -45,13 +46,21 @@ impl Streamed {
     }
 
     /// Puts the sum of a parameter's gradients, in f32, in the place of the one before.
-    pub(crate) fn put_sum<const D: usize>(&self, id: ParamId, sum: Tensor<D>) -> Result<(), Error> {
-        let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(()) };
-        let entry = &self.layout().entries[number];
-        let bytes = bytes_of(sum)?;
-        write_parts(number, entry, Content::Gradient, &bytes, |blob, part| self.put(blob, part))?;
-        self.note_sum(number);
-        Ok(())
+    fn put_sum<const D: usize>(&self, id: ParamId, sum: Tensor<D>) -> Result<(), Error> {
+        self.put_sums(vec![(id, bytes_of(sum)?)])
+    }
+
+    /// Begins to put sums of gradients, as bytes in f32, in the places of those before. An error is that of the next use of gradients.
+    pub(crate) fn put_sums(&self, sums: Vec<(ParamId, Bytes)>) -> Result<(), Error> {
+        let mut puts = vec![];
+        for (id, bytes) in sums {
+            let Some(number) = self.layout().numbers.get(&id).copied() else { continue };
+            let entry = &self.layout().entries[number];
+            let blob = |part| (Blob::new(number, Content::Gradient, part), entry.bytes_of(part));
+            puts.push(Put { bytes, blobs: (0..entry.parts()).map(blob).collect() });
+            self.note_sum(number);
+        }
+        self.begin_to_put(puts)
     }
 
     /// Adds the gradients of resident parameters of `module` to their sums.

@@ -23,15 +23,12 @@ impl Entry {
     /// A parameter in parts of at most `part` bytes, or undivided.
     pub(super) fn of<const D: usize>(id: ParamId, path: &[String], tensor: &Tensor<D>, part: Option<usize>) -> Self {
         let (shape, dtype) = (tensor.dims().to_vec(), tensor.dtype());
-        let entry = Self { id: id.val(), path: path.join("."), rows: shape[0].max(1), shape, dtype };
-        match part {
-            Some(part) => Self { rows: (part / entry.row_bytes().max(1)).clamp(1, entry.rows), ..entry },
-            None => entry,
-        }
+        let rows = part.map_or(shape[0].max(1), |part| rows_of_part(&shape, part));
+        Self { id: id.val(), path: path.join("."), rows, shape, dtype }
     }
 
     fn row_bytes(&self) -> usize {
-        4 * self.shape[1..].iter().product::<usize>()
+        row_bytes(&self.shape)
     }
 
     pub(super) fn parts(&self) -> usize {
@@ -54,6 +51,18 @@ impl Entry {
     fn is_like(&self, other: &Self) -> bool {
         (&self.path, &self.shape, self.dtype) == (&other.path, &other.shape, other.dtype)
     }
+}
+
+/// Bytes of a row of a parameter in f32.
+fn row_bytes(shape: &[usize]) -> usize {
+    4 * shape[1..].iter().product::<usize>()
+}
+
+/// Rows of each part of at most `part` bytes. If these are not all rows, a power of two, so that several parts are a block of an operation
+/// that works by rows.
+pub(super) fn rows_of_part(shape: &[usize], part: usize) -> usize {
+    let most = (part / row_bytes(shape).max(1)).max(1);
+    if most >= shape[0] { shape[0].max(1) } else { 1 << most.ilog2() }
 }
 
 /// The parameters of a store by number and by id.

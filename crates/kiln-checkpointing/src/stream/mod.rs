@@ -8,11 +8,14 @@ mod host;
 mod inputs;
 mod layout;
 mod prefetch;
+mod rows;
 mod store;
 mod streamed;
 mod update;
 mod values;
+mod writer;
 
+pub(crate) use bytes::bytes_of;
 pub use file::FileStore;
 pub use host::HostStore;
 pub(crate) use inputs::Stored;

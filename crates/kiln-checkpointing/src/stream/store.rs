@@ -16,6 +16,8 @@ pub enum Content {
     State,
     /// The sum of its gradients in the step that is under way, in f32.
     Gradient,
+    /// Its gradient of a micro-batch that is under way, in f32, if several operations add to it.
+    Partial,
     /// A tensor that a segment keeps from its first pass to its second, in the step that is under way.
     Input,
     /// What a run has beside its parameters, as it wants it: only of parameter 0.
@@ -23,9 +25,13 @@ pub enum Content {
 }
 
 impl Content {
+    /// All of them.
+    pub(super) const ALL: [Self; 6] =
+        [Self::Value, Self::State, Self::Gradient, Self::Partial, Self::Input, Self::Rest];
+
     /// Whether it belongs to a step: such a blob is current at once, and nobody needs it after the step.
     pub fn is_of_step(self) -> bool {
-        matches!(self, Self::Gradient | Self::Input)
+        matches!(self, Self::Gradient | Self::Partial | Self::Input)
     }
 }
 
@@ -35,6 +41,7 @@ impl fmt::Display for Content {
             Self::Value => "value",
             Self::State => "state",
             Self::Gradient => "gradient",
+            Self::Partial => "partial",
             Self::Input => "input",
             Self::Rest => "rest",
         })

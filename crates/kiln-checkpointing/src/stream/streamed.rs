@@ -1,6 +1,6 @@
 //! Parameters in a store, and the blocks that are left without them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::layout::{Entry, Layout};
 use super::prefetch::Prefetch;
+use super::rows::Uses;
 use super::store::{Blob, Content, Store};
 use super::values::{Fill, empty};
+use super::writer::{Put, Writer};
 use crate::Error;
 
 /// Parameters that live in a [`Store`], with their gradients and the optimizer's state.
@@ -66,6 +68,7 @@ struct Shared {
     store: Arc<dyn Store>,
     layout: Layout,
     prefetch: Prefetch,
+    writer: Writer,
     state: Mutex<State>,
 }
 
@@ -76,7 +79,7 @@ fn blobs(number: usize, entry: &Entry, content: Content) -> impl Iterator<Item =
 
 /// What has happened since the last commit, and what is in memory.
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// Parameters whose gradients have a sum.
     summed: BTreeSet<usize>,
     /// Blobs that the update has written.
@@ -88,6 +91,8 @@ struct State {
     resident: BTreeSet<usize>,
     /// The numbers of the inputs that segments keep.
     inputs: BTreeSet<usize>,
+    /// The operations that use parameters by rows, in the micro-batch that is under way.
+    pub(super) uses: BTreeMap<usize, Uses>,
     /// The first error in a segment since the last step began.
     failure: Option<Error>,
 }
@@ -182,7 +187,13 @@ impl Streamed {
 
     fn new(store: Arc<dyn Store>, layout: Layout, note: String) -> Self {
         let state = Mutex::new(State { note, ..State::default() });
-        Self(Arc::new(Shared { prefetch: Prefetch::new(store.clone()), store, layout, state }))
+        Self(Arc::new(Shared {
+            prefetch: Prefetch::new(store.clone()),
+            writer: Writer::default(),
+            store,
+            layout,
+            state,
+        }))
     }
 
     /// The note of the last commit of streamed parameters to `store`. `None` for an empty store.
@@ -206,11 +217,13 @@ impl Streamed {
         let parameters = self.0.layout.entries.clone();
         let text = serde_json::to_string(&Note { parameters, note: note.to_owned() });
         let text = text.map_err(|e| Error::Store { path: "the note".into(), reason: e.to_string() })?;
+        self.0.writer.finish()?;
         let mut state = self.lock();
         let written: Vec<Blob> = state.written.iter().copied().collect();
         self.0.store.commit(&written, &text)?;
         self.0.prefetch.forget();
         state.note = note.to_owned();
+        state.uses.clear();
         state.summed.clear();
         state.written.clear();
         Ok(())
@@ -218,9 +231,12 @@ impl Streamed {
 
     /// Drops the sums of gradients, and an update that was not committed: before a step is repeated that has failed in its backward pass.
     pub fn discard(&self) {
+        // What it was to write does not count any more.
+        let _ = self.0.writer.finish();
         let mut state = self.lock();
         state.summed.clear();
         state.written.clear();
+        state.uses.clear();
         state.failure = None;
     }
 
@@ -244,20 +260,17 @@ impl Streamed {
     /// # Errors
     /// [`Error::Store`].
     pub fn filled<M: Module>(&self, module: M) -> Result<M, Error> {
-        self.filled_with(module, |_| true)
+        self.filled_with(module, None, |_| true)
     }
 
-    /// `module` with the values of the parameters whose numbers `which` accepts.
-    fn filled_with<M: Module>(&self, module: M, which: impl Fn(usize) -> bool) -> Result<M, Error> {
-        let mut fill = Fill { layout: &self.0.layout, prefetch: &self.0.prefetch, which, part: None, failure: None };
-        let module = module.map(&mut fill);
-        fill.failure.map_or(Ok(module), Err)
-    }
-
-    /// `module` with one part of a parameter as the parameter.
-    pub(super) fn with_part<M: Module>(&self, module: M, number: usize, part: usize) -> Result<M, Error> {
-        let (layout, prefetch, which) = (&self.0.layout, &self.0.prefetch, |other| other == number);
-        let mut fill = Fill { layout, prefetch, which, part: Some(part), failure: None };
+    /// `module` with the values of the parameters whose numbers `which` accepts, or with one part of them as the parameter.
+    pub(super) fn filled_with<M: Module>(
+        &self,
+        module: M,
+        part: Option<usize>,
+        which: impl Fn(usize) -> bool,
+    ) -> Result<M, Error> {
+        let mut fill = Fill { layout: &self.0.layout, prefetch: &self.0.prefetch, which, part, failure: None };
         let module = module.map(&mut fill);
         fill.failure.map_or(Ok(module), Err)
     }
@@ -280,7 +293,7 @@ impl Streamed {
     /// [`Error::Store`].
     pub fn refreshed<M: Module>(&self, module: M) -> Result<M, Error> {
         let resident = self.lock().resident.clone();
-        self.filled_with(module, |number| resident.contains(&number))
+        self.filled_with(module, None, |number| resident.contains(&number))
     }
 
     /// The values of the parameters of `blocks` that are in the store alone.
@@ -337,6 +350,9 @@ impl Streamed {
     }
 
     pub(super) fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
+        if blob.content.is_of_step() {
+            self.0.writer.finish()?;
+        }
         self.0.store.read(blob)
     }
 
@@ -352,6 +368,11 @@ impl Streamed {
         self.0.store.write(blob, bytes)
     }
 
+    /// Begins to write blobs of the step that is under way on another thread.
+    pub(super) fn begin_to_put(&self, puts: Vec<Put>) -> Result<(), Error> {
+        self.0.writer.begin(self.0.store.clone(), puts)
+    }
+
     /// The first number that no input has.
     pub(super) fn place_of_input(&self) -> usize {
         let inputs = &mut self.lock().inputs;
@@ -365,7 +386,7 @@ impl Streamed {
     }
 
     /// The lock, also after a panic of another holder: the state is changed as a whole.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

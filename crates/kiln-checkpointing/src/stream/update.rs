@@ -62,7 +62,7 @@ impl Streamed {
         (number, part): (usize, usize),
     ) -> Result<(), Error> {
         let path = &self.layout().entries[number].path;
-        let filled = self.with_part(module.clone(), number, part)?;
+        let filled = self.filled_with(module.clone(), Some(part), |other| other == number)?;
         let mut gradient = Gradient { streamed: self, number, part, factor, found: None };
         filled.visit(&mut gradient);
         let Some(gradients) = gradient.found.transpose()? else {

@@ -1,0 +1,167 @@
+//! A matrix in a store that operations read some rows at a time: an embedding, and a loss over many classes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_operations::RowParts;
+
+use super::layout::{Entry, rows_of_part};
+use super::store::{Blob, Content};
+use super::streamed::Streamed;
+use super::writer::Put;
+use crate::Error;
+
+/// A parameter whose value is in a store alone, in the parts that it is updated in.
+struct Rows {
+    streamed: Streamed,
+    number: usize,
+}
+
+/// The operations of a micro-batch that use a parameter by rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Uses {
+    begun: usize,
+    ended: usize,
+}
+
+impl Uses {
+    /// Whether no operation has added its gradient, and whether only one is left that will.
+    fn first_and_last(self) -> (bool, bool) {
+        (self.ended == 0, self.ended + 1 >= self.begun)
+    }
+}
+
+impl Streamed {
+    /// Rows of each [part](Self::create_in_parts) of at most `part` bytes of a parameter.
+    pub fn rows_of_part(shape: &[usize], part: usize) -> usize {
+        rows_of_part(shape, part)
+    }
+
+    /// The rows of a matrix for operations that read some at a time, such as `kiln_layers::embedding_by_rows`. `None` for a parameter whose value is
+    /// in memory, and for one that is not divided into [parts](Self::create_in_parts).
+    ///
+    /// Several operations of a pass may use them. Their gradients are added as burn adds those of a parameter in memory: the last
+    /// operation's first, and their sum to that of the micro-batches before.
+    pub fn rows(&self, id: ParamId) -> Option<Arc<dyn RowParts>> {
+        let number = self.layout().numbers.get(&id).copied()?;
+        let entry = &self.layout().entries[number];
+        let in_parts = entry.shape.len() == 2 && entry.parts() > 1 && self.has(id);
+        in_parts.then(|| Arc::new(Rows { streamed: self.clone(), number }) as Arc<dyn RowParts>)
+    }
+}
+
+impl Streamed {
+    /// Whether a parameter has a gradient since the last commit.
+    pub fn has_gradient(&self, id: ParamId) -> bool {
+        self.layout().numbers.get(&id).is_some_and(|number| self.is_summed(*number))
+    }
+
+    /// The sum of the gradients of one part of a matrix on `device`, in f32.
+    ///
+    /// # Errors
+    /// [`Error::Store`], also without a gradient since the last commit.
+    pub fn gradient_of_part(&self, id: ParamId, part: usize, device: &Device) -> Result<Tensor<2>, Error> {
+        match self.layout().numbers.get(&id) {
+            Some(number) => self.sum_of(*number, Some(part), device),
+            None => Err(super::bytes::missing(Blob::new(usize::MAX, Content::Gradient, part))),
+        }
+    }
+}
+
+impl Rows {
+    fn entry(&self) -> &Entry {
+        &self.streamed.layout().entries[self.number]
+    }
+
+    fn blob(&self, content: Content, part: usize) -> Blob {
+        Blob::new(self.number, content, part)
+    }
+
+    /// Adds what a blob has, f32 in the memory order of the machine, to a gradient: `stored + gradient`.
+    fn plus(&self, blob: Blob, gradient: &mut [f32]) -> Result<(), Error> {
+        let stored = self.streamed.read(blob)?.ok_or_else(|| super::bytes::missing(blob))?;
+        if stored.len() != 4 * gradient.len() {
+            let reason = format!("it has {} bytes, expected {}", stored.len(), 4 * gradient.len());
+            return Err(Error::Store { path: blob.to_string(), reason });
+        }
+        for (value, bytes) in gradient.iter_mut().zip(stored.chunks_exact(4)) {
+            *value += f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        Ok(())
+    }
+
+    /// One more operation has added its gradient. When all have, the next micro-batch begins.
+    fn end_use(&self) {
+        let uses = &mut self.streamed.lock().uses;
+        let of_this = uses.entry(self.number).or_default();
+        of_this.ended += 1;
+        if of_this.ended >= of_this.begun {
+            uses.remove(&self.number);
+        }
+    }
+
+    fn add(&self, part: usize, gradient: TensorData) -> Result<(), Error> {
+        let unread = |e: &dyn fmt::Display| Error::Store { path: "a gradient".into(), reason: e.to_string() };
+        let mut gradient = gradient.try_into_vec::<f32>().map_err(|e| unread(&e))?;
+        let uses = self.streamed.lock().uses.get(&self.number).copied().unwrap_or_default();
+        let (first, last) = uses.first_and_last();
+        if !first {
+            self.plus(self.blob(Content::Partial, part), &mut gradient)?;
+        }
+        if last && self.streamed.is_summed(self.number) {
+            self.plus(self.blob(Content::Gradient, part), &mut gradient)?;
+        }
+        let content = if last { Content::Gradient } else { Content::Partial };
+        let bytes = TensorData::new(gradient, self.entry().shape_of(part)).into_bytes();
+        let blobs = vec![(self.blob(content, part), 0..bytes.len())];
+        self.streamed.begin_to_put(vec![Put { bytes, blobs }])?;
+        if part + 1 == self.entry().parts() {
+            self.end_use();
+            if last {
+                self.streamed.note_sum(self.number);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in a store", self.entry().path)
+    }
+}
+
+impl RowParts for Rows {
+    fn shape(&self) -> [usize; 2] {
+        let shape = &self.entry().shape;
+        [shape[0], shape[1]]
+    }
+
+    fn rows_of_part(&self) -> usize {
+        self.entry().rows
+    }
+
+    fn read(&self, part: usize) -> TensorData {
+        let (blob, shape) = (self.blob(Content::Value, part), self.entry().shape_of(part));
+        let read = self.streamed.read(blob).and_then(|bytes| bytes.ok_or_else(|| super::bytes::missing(blob)));
+        match read.and_then(|bytes| super::bytes::data(blob, bytes, &shape)) {
+            Ok(data) => data,
+            Err(error) => {
+                self.streamed.note_failure(&error);
+                TensorData::full(shape, f32::NAN)
+            }
+        }
+    }
+
+    fn begin_use(&self) {
+        self.streamed.lock().uses.entry(self.number).or_default().begun += 1;
+    }
+
+    fn add_gradient(&self, part: usize, gradient: TensorData) {
+        if let Err(error) = self.add(part, gradient) {
+            self.streamed.note_failure(&error);
+        }
+    }
+}
