@@ -42,7 +42,8 @@ impl Layout {
             offloaded::shorten(trace, &mut blocks, &next);
         }
         if let Some(streamed) = &trace.stored {
-            stored::divide(trace, streamed, &mut blocks, &mut workspaces, &next);
+            let on_host = profile.kernels == Kernels::Flex;
+            stored::divide(trace, streamed, &mut blocks, &mut workspaces, &next, on_host);
         }
         Self { batch: sizes.batch, blocks, workspaces, next }
     }

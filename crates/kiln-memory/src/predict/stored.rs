@@ -4,7 +4,7 @@
 //! while the segment runs, and while the one before it runs forward, because they are read ahead. Their gradients, with the sums that these are
 //! added to, are there during the segment's backward pass. The update has one parameter in memory at a time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::trace::{StepTrace, TraceRole};
@@ -23,15 +23,19 @@ struct Segment<'a> {
     forward: Range<usize>,
     /// The operations of its second pass and of its backward pass.
     backward: Range<usize>,
+    /// The first operation that makes a gradient: sums are read before.
+    sums: usize,
 }
 
-/// Divides the lifetimes of `blocks`, and replaces the recorded update. `streamed` are the blocks of the streamed segments.
+/// Divides the lifetimes of `blocks`, and replaces the recorded update. `streamed` are the blocks of the streamed segments. `on_host`: whether
+/// tensors are in the host's memory, from which they are written.
 pub(super) fn divide(
     trace: &StepTrace,
     streamed: &[Range<usize>],
     blocks: &mut Vec<Block>,
     workspaces: &mut [u64],
     next: &[u32],
+    on_host: bool,
 ) {
     let [start, _, update, end] = trace.phases;
     let segments = segments(trace, streamed);
@@ -45,6 +49,9 @@ pub(super) fn divide(
             continue;
         }
         let path = parameter.or(gradient).and_then(|tensor| trace.path_of(tensor as usize));
+        if path.is_some_and(|path| trace.by_rows.contains_key(path)) {
+            continue;
+        }
         let place = segments.iter().position(|segment| path.is_some_and(|path| segment.parameters.contains(path)));
         if parameter.is_some() {
             if tensors().any(|tensor| used[tensor as usize].is_some_and(|(_, last)| last >= update)) {
@@ -60,9 +67,8 @@ pub(super) fn divide(
                 None => divided.push(*block),
             }
         } else if gradient.is_some() {
-            let pass = place.map_or(start..update, |place| segments[place].backward.clone());
-            let born = if (block.born as usize) < start { pass.start as u32 } else { block.born };
-            let born = if place.is_some() { born.max(pass.start as u32) } else { block.born };
+            let pass = place.map_or(start..update, |place| segments[place].sums..segments[place].backward.end);
+            let born = if place.is_some() { block.born.max(pass.start as u32) } else { block.born };
             divided.push(Block { born, dies: (pass.end as u32 - 1).max(born), ..*block });
         } else {
             let first = tensors().filter_map(|tensor| used[tensor as usize]).map(|(first, _)| first).min();
@@ -72,21 +78,25 @@ pub(super) fn divide(
             }
         }
     }
-    // When the values of a segment are gone, its gradients are written, each perhaps as a copy, while the next values are read.
+    // When the values of a segment are gone, its gradients are written. On the CPU they exist until they are, at the latest when the next
+    // segment reads sums.
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    for block in divided.iter().filter(|_| on_host) {
+        let gradient = |tensor: &u32| trace.tensors[*tensor as usize].role == TraceRole::Gradient;
+        let path = tensors_of(block, next).find(gradient).and_then(|tensor| trace.path_of(tensor as usize));
+        let bytes = sums.entry(path.unwrap_or_default()).or_default();
+        *bytes = block.bytes.max(*bytes);
+    }
     for segment in segments.iter().filter(|segment| segment.backward.end < update) {
-        let own = |block: &&Block| {
-            let mut tensors = tensors_of(block, next).map(|tensor| tensor as usize);
-            tensors.any(|tensor| {
-                trace.tensors[tensor].role == TraceRole::Gradient
-                    && trace.path_of(tensor).is_some_and(|path| segment.parameters.contains(path))
-            })
-        };
-        let gradients = || divided.iter().filter(own).map(|block| block.bytes);
-        let written = gradients().sum::<u64>() + gradients().max().unwrap_or(0);
-        let workspace = &mut workspaces[segment.backward.end];
-        *workspace = written.max(*workspace);
+        let written: u64 = segment.parameters.iter().filter_map(|path| sums.get(path)).sum();
+        let later = segments.iter().filter(|other| other.backward.start >= segment.backward.end);
+        let until = later.map(|other| other.sums).min().unwrap_or(update);
+        for workspace in &mut workspaces[segment.backward.end..until.max(segment.backward.end + 1)] {
+            *workspace += written;
+        }
     }
     *blocks = divided;
+    let largest = trace.by_rows.values().copied().fold(largest, u64::max);
     let largest = trace.part.map_or(largest, |part| largest.min(part));
     let of_largest = (largest as f64 * state as f64 / (learned.max(1)) as f64) as u64;
     workspaces[update..end].fill(VALUES * largest + STATES * of_largest);
@@ -125,8 +135,15 @@ fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<
         let mut used = (backward..update).filter(uses);
         let first = used.next().unwrap_or(backward);
         let last = used.next_back().unwrap_or(first);
+        let makes = |index: &usize| {
+            trace.graph.outputs_at(*index).iter().any(|tensor| {
+                trace.tensors[*tensor as usize].role == TraceRole::Gradient
+                    && trace.path_of(*tensor as usize).is_some_and(|path| parameters.contains(path))
+            })
+        };
+        let sums = (first..last).find(makes).unwrap_or(first);
         let forward = trace.cuts[blocks.start]..trace.cuts[blocks.end];
-        segments.push(Segment { forward, backward: first..last + 1, parameters });
+        segments.push(Segment { forward, backward: first..last + 1, sums, parameters });
     }
     segments
 }

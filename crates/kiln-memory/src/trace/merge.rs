@@ -1,6 +1,6 @@
 //! Merges the recordings of a step at two batch sizes into one trace.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::error::Error;
 
@@ -57,6 +57,7 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         batches,
         stored: None,
         part: None,
+        by_rows: BTreeMap::new(),
     })
 }
 

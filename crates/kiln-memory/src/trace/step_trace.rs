@@ -1,5 +1,6 @@
 //! The trace of a training step, with shapes as functions of the batch size.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::tensor::DType;
@@ -33,6 +34,8 @@ pub struct StepTrace {
     /// The most bytes of a parameter that an update in a store has in memory, if it divides parameters.
     #[serde(default)]
     pub(crate) part: Option<u64>,
+    /// Parameters that are in memory some rows at a time if there is a store, with their bytes.
+    pub(crate) by_rows: BTreeMap<String, u64>,
 }
 
 /// A tensor of a trace.

@@ -1,5 +1,6 @@
 //! The trace of a step under a checkpoint plan.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -81,6 +82,17 @@ impl StepTrace {
     /// Says that an update in a store has at most `part` bytes of a parameter in memory.
     pub fn with_parts_in_store(self, part: u64) -> Self {
         Self { part: Some(part), ..self }
+    }
+
+    /// Whether an update in a store takes parameters in parts.
+    pub fn has_parts_in_store(&self) -> bool {
+        self.part.is_some()
+    }
+
+    /// Says which parameters, by their paths and with their bytes, are in memory some rows at a time in a step in a store. The step was
+    /// recorded with operations that read them so.
+    pub fn with_rows_in_store(self, by_rows: BTreeMap<String, u64>) -> Self {
+        Self { by_rows, ..self }
     }
 
     /// The step of a run whose gradients and optimizer state are in a store, and all of whose parameters are in memory. A
