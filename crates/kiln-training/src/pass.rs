@@ -2,14 +2,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, Streamed, TensorMap, Tensors};
 use kiln_memory::Recorder;
+use kiln_operations::RowParts;
 
 use crate::error::Error;
+use crate::planning::Asked;
 use crate::stages::StagePass;
 
 /// A model that a [`Task`](crate::Task) computes a loss or metrics with, and the device to compute on.
@@ -40,7 +43,7 @@ enum Purpose<'a> {
     /// One block after the other.
     Evaluation,
     /// One block after the other, with a recorded cut at both ends of each block. The lengths of the chains are noted.
-    Recording { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>> },
+    Recording { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>>, asked: &'a Asked },
     /// Under the checkpoint plan. In stages, some blocks are the last of their stage.
     Training { plan: &'a Plan, draws_random: bool, stages: Option<StagePass<'a>> },
 }
@@ -71,8 +74,13 @@ impl<'a, M> Pass<'a, M> {
     }
 
     /// The pass that is recorded.
-    pub(crate) fn recorded(model: &'a M, recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>>) -> Self {
-        Self::new(model, recorder.device(), Purpose::Recording { recorder, chains })
+    pub(crate) fn recorded(
+        model: &'a M,
+        recorder: &'a Recorder,
+        chains: &'a RefCell<Vec<usize>>,
+        asked: &'a Asked,
+    ) -> Self {
+        Self::new(model, recorder.device(), Purpose::Recording { recorder, chains, asked })
     }
 
     /// A training pass; `draws_random` says whether blocks may draw random numbers.
@@ -145,7 +153,7 @@ impl<'a, M> Pass<'a, M> {
                     }
                 }
             }),
-            Purpose::Recording { recorder, chains } => {
+            Purpose::Recording { recorder, chains, .. } => {
                 recorder.cut();
                 let mut length = 0;
                 let x = blocks.into_iter().fold(x, |x, block| {
@@ -234,6 +242,18 @@ impl<'a, M> Pass<'a, M> {
         x
     }
 
+    /// The rows of a large matrix, an embedding's or an output layer's, for operations that read some at a time:
+    /// `kiln_layers::embedding_by_rows` and `LinearCrossEntropy::forward_by_rows`. `None` if the matrix is in memory, and the task then reads the
+    /// parameter as usual. Loss and gradients have the same bits in both cases.
+    ///
+    /// A task that asks for the rows of a parameter must use it in no other way when it gets them.
+    pub fn rows(&self, parameter: &Param<Tensor<2>>) -> Option<Arc<dyn RowParts>> {
+        match self.purpose {
+            Purpose::Recording { asked, .. } => asked.rows(parameter),
+            Purpose::Evaluation | Purpose::Training { .. } => self.streamed?.rows(parameter.id),
+        }
+    }
+
     /// Names a tensor that must have been written for the step to count.
     ///
     /// On a device with a queue (CUDA), a tensor whose memory was refused looks valid. Results computed from it are not written either,
@@ -268,7 +288,8 @@ impl<'a, M> Pass<'a, M> {
 
     /// Returns one element of each tensor that was named, or the error of a chain.
     pub(crate) fn into_named(self) -> Result<Vec<Tensor<1>>, Error> {
-        match self.failed.into_inner() {
+        let in_store = self.streamed.and_then(Streamed::take_failure).map(Error::from);
+        match self.failed.into_inner().or(in_store) {
             Some(error) => Err(error),
             None => Ok(self.named.into_inner()),
         }

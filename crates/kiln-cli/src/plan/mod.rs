@@ -191,11 +191,18 @@ fn plan<T: Task>(
                 writeln!(out, "\n{note}")?;
             }
         }
-        None => writeln!(
-            out,
-            "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\
-             image or context would help most."
-        )?,
+        None => {
+            let store = if arguments.store.is_none() {
+                "\n--store DIR plans with parameters that are in a directory."
+            } else {
+                ""
+            };
+            writeln!(
+                out,
+                "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\
+                 image or context would help most.{store}"
+            )?;
+        }
     }
     Ok(())
 }

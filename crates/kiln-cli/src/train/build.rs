@@ -45,7 +45,8 @@ pub(crate) fn build<P: Pipeline>(
         .with_pause(move |pause| interrupt.wait(pause));
     let builder = divided(builder, &setup.settings.run, device, communicator)?;
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
-    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
+    let has_store = setup.settings.run.store.is_some();
+    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes, has_store))?;
     if let Some(plan) = trainer.plan() {
         setup.note(plan, trainer.limit_bytes());
     }
@@ -113,7 +114,7 @@ fn with_alternatives<'a, P: Pipeline>(
 }
 
 /// If no plan fits, names the option that makes the largest part of a step smaller.
-fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
+fn refused(error: kiln_training::Error, loader_bytes: u64, has_store: bool) -> anyhow::Error {
     let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
     let advice = match loader_bytes >= *largest_bytes {
         true => "--loader-memory makes the loader's part smaller",
@@ -122,7 +123,8 @@ fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
              --allow-8bit-optimizer where optimizer state is"
         }
     };
-    anyhow!("{error}; {advice}")
+    let store = if has_store { "" } else { "; --store DIR keeps parameters, gradients and that state in a directory" };
+    anyhow!("{error}; {advice}{store}")
 }
 
 /// Warns if a run has too few evaluations for its patience.

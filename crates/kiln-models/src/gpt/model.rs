@@ -1,11 +1,14 @@
 //! The decoder: embedding, blocks and output layer.
 // B batch, T time, C width, V vocabulary
 
-use burn::module::Module;
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kiln_layers::LinearCrossEntropy;
+use kiln_layers::{LinearCrossEntropy, RowWeight};
+use kiln_operations::RowParts;
 
 use super::block::{GptBlock, GptCache, KeysValues, Position};
 use super::config::GptConfig;
@@ -68,24 +71,39 @@ impl Gpt {
         self.wte.weight.device()
     }
 
+    /// The parameter of the token embedding, which is the output layer's too, if its rows can be read some at a time: with kiln-layers'
+    /// operations.
+    pub fn words(&self) -> Option<&Param<Tensor<2>>> {
+        usable(self.lean, &self.wpe.weight.val()).then_some(&self.wte.weight)
+    }
+
     /// Turns token ids `[B, T]`, each below `vocab`, into the input of the first block: `[B, T, C]` in the dtype that the block computes
     /// in.
     ///
     /// # Panics
     /// When T is longer than [`context`](Self::context).
     pub fn embed(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        self.embed_by_rows(None, ids_bt)
+    }
+
+    /// Works as [`embed`](Self::embed), with the rows of the [words](Self::words), if they are given, instead of the parameter's value.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn embed_by_rows(&self, rows: Option<Arc<dyn RowParts>>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         assert!(t <= self.context(), "{t} tokens given, expected at most {}", self.context());
-        self.embed_after(0, ids_bt)
+        self.embed_after(0, rows, ids_bt)
     }
 
     /// Turns token ids `[B, T]` that follow `past` tokens into the input of the first block, `[B, T, C]`.
-    fn embed_after(&self, past: usize, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+    fn embed_after(&self, past: usize, rows: Option<Arc<dyn RowParts>>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         let positions_tc = self.wpe.weight.val().narrow(0, past, t);
-        let words_btc = match usable(self.lean, &positions_tc) {
-            true => output(kiln_layers::embedding(&self.wte, ids_bt)),
-            false => self.wte.forward(ids_bt),
+        let words_btc = match (rows, usable(self.lean, &positions_tc)) {
+            (Some(rows), _) => output(kiln_layers::embedding_by_rows(&RowWeight::new(&self.wte.weight, rows), ids_bt)),
+            (None, true) => output(kiln_layers::embedding(&self.wte, ids_bt)),
+            (None, false) => self.wte.forward(ids_bt),
         };
         let x_btc = self.drop.forward(words_btc + positions_tc.unsqueeze());
         match self.h.first() {
@@ -109,8 +127,23 @@ impl Gpt {
     /// The mean cross-entropy of the output of the last block `[B, T, C]` against the targets `[B, T]`, a tensor of one element in f32.
     /// With kiln-layers' operations the logits of the whole batch are never in memory.
     pub fn loss(&self, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        self.loss_by_rows(None, x_btc, targets_bt)
+    }
+
+    /// Works as [`loss`](Self::loss), with the rows of the [words](Self::words), if they are given, instead of the parameter's value.
+    pub fn loss_by_rows(
+        &self,
+        rows: Option<Arc<dyn RowParts>>,
+        x_btc: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+    ) -> Tensor<1> {
         let [b, t, c] = x_btc.dims();
         let targets = targets_bt.reshape([b * t]);
+        if let Some(rows) = rows {
+            let hidden = self.last_norm(x_btc).reshape([b * t, c]);
+            let weight = RowWeight::new(&self.wte.weight, rows);
+            return output(LinearCrossEntropy::new().forward_by_rows(hidden, &weight, targets));
+        }
         if usable(self.lean, &x_btc) {
             let hidden = self.last_norm(x_btc).reshape([b * t, c]);
             let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
@@ -170,7 +203,7 @@ impl Gpt {
         }
         let at = Position { past, context };
         cache.blocks.resize_with(self.h.len(), KeysValues::default);
-        let x_btc = self.embed_after(past, ids_bt);
+        let x_btc = self.embed_after(past, None, ids_bt);
         let x_btc = self.h.iter().zip(&mut cache.blocks).fold(x_btc, |x, (block, own)| block.extend(x, own, at));
         cache.advance(b, t);
         Ok(x_btc)

@@ -1,6 +1,6 @@
 //! Checkpoints of a run whose parameters are in a store: the files are those of any run, and one tensor is in memory at a time.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
@@ -38,9 +38,8 @@ impl StoredValues {
     pub(crate) fn of(streamed: &Streamed, model: &impl Module) -> Self {
         let mut collect = Collect { streamed, place: vec![], tensors: vec![] };
         model.visit(&mut collect);
-        let stored: HashSet<u64> = streamed.ids().iter().map(ParamId::val).collect();
         let tensors = collect.tensors.into_iter().filter_map(|tensor| Some((tensor.param_id?, tensor)));
-        Self(tensors.filter(|(id, _)| stored.contains(id)).collect())
+        Self(tensors.filter(|(id, _)| streamed.contains((*id).into())).collect())
     }
 }
 
@@ -65,14 +64,15 @@ pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path)
     let fail = |e: burn_pack::Error| e.to_string();
     let tensors = Reader::from_file(path.join(MODEL)).and_then(Reader::into_tensors).map_err(fail)?;
     let tensors: Result<_, _> = tensors.into_iter().map(|tensor| tensor.into_parts().map(named)).collect();
-    let (tensors, ids) = (tensors.map_err(fail)?, streamed.ids());
-    let mut load = Load { streamed, tensors, ids, place: vec![], own: HashMap::new(), failure: None };
+    let tensors = tensors.map_err(fail)?;
+    let mut load = Load { streamed, tensors, place: vec![], own: HashMap::new(), failure: None };
     let model = model.map(&mut load);
     let unused = load.tensors.keys().next().map(|path| format!("the model has no {path}"));
     if let Some(reason) = load.failure.or(unused) {
         return Err(format!("not a checkpoint of this model: {reason}"));
     }
-    let mut states: HashMap<ParamId, StateRecord> = load.ids.iter().map(|id| (*id, StateRecord::default())).collect();
+    let ids = streamed.ids().into_iter();
+    let mut states: HashMap<ParamId, StateRecord> = ids.map(|id| (id, StateRecord::default())).collect();
     let all = StateRecord::of(Reader::from_file(path.join(OPTIMIZER)).map_err(fail)?)?;
     // Names begin with the parameter's id, which is another one in this run. The name of a path is the id alone.
     let renamed = |name: &str| {
@@ -112,35 +112,27 @@ pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path)
 
 /// The state of a parameter: its tensors are those of the parts, one after the other, and are read when they are written.
 fn whole_state(streamed: &Streamed, id: ParamId) -> Result<StateRecord, String> {
-    let mut whole = StateRecord::default();
     let parts = streamed.parts(id);
-    for part in 0..parts.len() {
-        let Some(bytes) = streamed.state(id, part).map_err(|e| e.to_string())? else { continue };
-        let mut own = StateRecord::read(Bytes::from_bytes_vec(bytes))?;
-        let tensors = std::mem::take(&mut own.tensors);
-        if part > 0 {
-            // The numbers and texts of all parts are equal.
-            continue;
+    // The numbers and texts of all parts are equal.
+    let Some(bytes) = streamed.state(id, 0).map_err(|e| e.to_string())? else { return Ok(StateRecord::default()) };
+    let mut whole = StateRecord::read(Bytes::from_bytes_vec(bytes))?;
+    for tensor in std::mem::take(&mut whole.tensors) {
+        let rows = parts.last().map_or(0, |last| last.end);
+        let (name, dtype, mut shape, _, _) = tensor.into_parts().map_err(|e| e.to_string())?;
+        if parts.len() > 1 {
+            shape[0] = rows;
         }
-        for tensor in tensors {
-            let rows = parts.last().map_or(0, |last| last.end);
-            let (name, dtype, mut shape, _, _) = tensor.into_parts().map_err(|e| e.to_string())?;
-            if parts.len() > 1 {
-                shape[0] = rows;
+        let length = shape.num_elements() * dtype.size();
+        let (streamed, of, parts) = (streamed.clone(), name.clone(), parts.len());
+        let read = move || {
+            let mut bytes = Vec::with_capacity(length);
+            for part in 0..parts {
+                let state = streamed.state(id, part).map_err(io)?.unwrap_or_default();
+                bytes.extend_from_slice(&Reader::from_bytes(Bytes::from_bytes_vec(state))?.tensor_data(&of)?);
             }
-            let length = shape.num_elements() * dtype.size();
-            let (streamed, of, parts) = (streamed.clone(), name.clone(), parts.len());
-            let read = move || {
-                let mut bytes = Vec::with_capacity(length);
-                for part in 0..parts {
-                    let state = streamed.state(id, part).map_err(io)?.unwrap_or_default();
-                    bytes.extend(Reader::from_bytes(Bytes::from_bytes_vec(state))?.tensor_data(&of)?);
-                }
-                Ok(Bytes::from_bytes_vec(bytes))
-            };
-            own.tensors.push(Packed::deferred(name, dtype, shape, Some(id.val()), length, read));
-        }
-        whole.extend(own);
+            Ok(Bytes::from_bytes_vec(bytes))
+        };
+        whole.tensors.push(Packed::deferred(name, dtype, shape, Some(id.val()), length, read));
     }
     Ok(whole)
 }
@@ -191,7 +183,7 @@ impl ModuleVisitor for Collect<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.streamed.ids().contains(&param.id) {
+        if !self.streamed.contains(param.id) {
             return self.resident(param.id, param.transform_for_save().val());
         }
         let hollow = param.transform_for_save().val();
@@ -202,7 +194,10 @@ impl ModuleVisitor for Collect<'_> {
         let read = move || {
             let value = streamed.value::<D>(param.id, &param.device().inner()).map_err(io)?;
             let value = value.ok_or_else(|| burn_pack::Error::IoError("a parameter is not in the store".into()))?;
-            Ok(param.clone().map(|_| value).transform_for_save().val().into_data().into_bytes())
+            let filled = param.clone().map(|_| value);
+            let saved = filled.transform_for_save();
+            drop(filled); // the only other handle to the values, which would be copied
+            Ok(saved.into_value().into_data().into_bytes())
         };
         self.tensors.push(Packed::deferred(self.place.join("."), dtype, shape, Some(id), length, read));
     }
@@ -227,8 +222,6 @@ fn named((name, dtype, shape, id, bytes): (String, DType, burn::tensor::Shape, O
 struct Load<'a> {
     streamed: &'a Streamed,
     tensors: BTreeMap<String, Filed>,
-    /// The ids of the parameters in the store.
-    ids: Vec<ParamId>,
     place: Vec<String>,
     /// The ids of the parameters by those in the file.
     own: HashMap<u64, ParamId>,
@@ -269,7 +262,7 @@ impl ModuleMapper for Load<'_> {
         let (id, expected) = (param.id, param.transform_for_save().val().dims());
         let Some(tensor) = self.take(id, expected, &param.device()) else { return param };
         let loaded = param.clone().transform_for_load(tensor, id);
-        if !self.ids.contains(&id) {
+        if !self.streamed.contains(id) {
             return loaded;
         }
         if let Err(error) = self.streamed.write_value(id, loaded.val().inner()) {

@@ -1,6 +1,7 @@
 //! The one planner: how a step is taken so that it fits into a memory budget.
 
 mod budget;
+mod by_rows;
 mod divide;
 mod host_memory;
 mod planner;
@@ -17,6 +18,7 @@ pub use remedies::{Remedy, StepChange};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 pub use step_plan::{PlannedOptimizer, StepPlan};
 
+pub(crate) use by_rows::Asked;
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};
 pub(crate) use stage_plan::RunPlan;

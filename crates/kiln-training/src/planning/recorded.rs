@@ -10,6 +10,7 @@ use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
 use kiln_memory::{BackendProfile, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with};
 
+use super::by_rows::{Asked, only_by_rows};
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -22,10 +23,16 @@ const SAMPLES: [usize; 2] = [2, 3];
 
 /// Two recordings of a task's step: on a whole batch, and as one of several micro-batches whose gradients are added up.
 pub(crate) struct RecordedStep {
-    whole: StepTrace,
-    part: StepTrace,
+    traces: Traces,
+    /// Those of a step in a store that has parameters by rows, if the task asks for some, and these parameters with their bytes.
+    by_rows: Option<(Traces, BTreeMap<String, u64>)>,
     /// Lengths of the chains of blocks.
     chains: Vec<usize>,
+}
+
+struct Traces {
+    whole: StepTrace,
+    part: StepTrace,
 }
 
 /// Seconds to move a byte.
@@ -41,6 +48,8 @@ pub(crate) struct Moving {
 pub(crate) struct StepKind {
     /// Whether gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
     pub(crate) scales_gradients: bool,
+    /// Whether parameters may be in a store.
+    pub(crate) store: bool,
 }
 
 impl RecordedStep {
@@ -62,7 +71,8 @@ impl RecordedStep {
             return Err(Error::Sample { samples: sample.len() });
         }
         let (chains, refused) = (RefCell::new(vec![]), RefCell::new(None));
-        let once = |accumulate| {
+        let paths = RefCell::new(BTreeSet::new());
+        let once = |accumulate, asked: &Asked| {
             let options = StepOptions {
                 accumulate,
                 scale_gradients: kind.scales_gradients,
@@ -80,7 +90,10 @@ impl RecordedStep {
             };
             let loss = |model: &T::Model, recorder: &kiln_memory::Recorder| {
                 chains.borrow_mut().clear();
-                task.loss(&Pass::recorded(model, recorder, &chains), &sample.slice(0..recorder.batch()))
+                let loss =
+                    task.loss(&Pass::recorded(model, recorder, &chains, asked), &sample.slice(0..recorder.batch()));
+                *paths.borrow_mut() = asked.paths(model);
+                loss
             };
             let in_parts = Cell::new(false);
             let groups = |model: &T::Model| {
@@ -95,18 +108,35 @@ impl RecordedStep {
                 (None, false) => Ok(trace?),
             }
         };
-        let (whole, part) = (once(false)?, once(true)?);
-        Ok(Self { whole, part, chains: chains.into_inner() })
+        let asked = Asked::default();
+        let traces = |asked: &Asked| -> Result<Traces, Error> {
+            Ok(Traces { whole: once(false, asked)?, part: once(true, asked)? })
+        };
+        let plain = traces(&asked)?;
+        let by_rows = match kind.store && plain.whole.has_parts_in_store() && asked.any() {
+            true => {
+                let Traces { whole, part } = traces(&Asked::new(true))?;
+                let found = only_by_rows(&plain.whole, &whole, &paths.borrow());
+                let [whole, part] = [whole, part].map(|trace| trace.with_rows_in_store(found.clone()));
+                Some((Traces { whole, part }, found))
+            }
+            false => None,
+        };
+        Ok(Self { traces: plain, by_rows, chains: chains.into_inner() })
     }
 
-    /// The trace of a step on micro-batches of `micro_batch` out of `batch` samples.
-    fn trace(&self, micro_batch: usize, batch: usize) -> &StepTrace {
-        if micro_batch < batch { &self.part } else { &self.whole }
+    /// The trace of a step on micro-batches of `micro_batch` out of `batch` samples, in memory or in a store.
+    fn trace(&self, stored: bool, micro_batch: usize, batch: usize) -> &StepTrace {
+        let traces = match &self.by_rows {
+            Some((traces, _)) if stored => traces,
+            _ => &self.traces,
+        };
+        if micro_batch < batch { &traces.part } else { &traces.whole }
     }
 
     /// Number of blocks that can be checkpointed; the operations between two chains count as one.
     pub(crate) fn blocks(&self) -> usize {
-        self.whole.blocks()
+        self.traces.whole.blocks()
     }
 
     /// Removes recomputation between chains from a plan: these operations belong to no chain and always run plainly.
@@ -131,19 +161,21 @@ impl RecordedStep {
 
     /// Whether the forward pass draws random numbers, as dropout does.
     pub(crate) fn draws_random(&self) -> bool {
-        self.whole.draws_random()
+        self.traces.whole.draws_random()
     }
 
     /// The blocks that read each parameter, by its path.
     pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
-        self.whole.readers()
+        self.traces.whole.readers()
     }
 
-    /// Paths of the parameters that only blocks use which `plan` streams.
+    /// Paths of the parameters that only blocks use which `plan` streams, and of those that are used by rows if it streams any.
     pub(crate) fn streamed(&self, plan: &Plan) -> BTreeSet<String> {
         let streamed = plan.segments().iter().filter(|segment| segment.mode == Mode::Stream);
         let blocks: Vec<_> = streamed.map(|segment| segment.blocks.clone()).collect();
-        self.whole.trained_only_by(&blocks).into_iter().map(str::to_owned).collect()
+        let of_blocks = self.traces.whole.trained_only_by(&blocks).into_iter().map(str::to_owned);
+        let by_rows = self.by_rows.iter().filter(|_| plan.streams()).flat_map(|(_, found)| found.keys().cloned());
+        of_blocks.chain(by_rows).collect()
     }
 
     /// Bytes that a step reads from a store and writes to it under `plan`, if it streams. Of each micro-batch, a streamed value is read for
@@ -162,11 +194,11 @@ impl RecordedStep {
     ) -> Result<u64, Error> {
         let streamed = self.streamed(plan);
         let bytes = |which: &dyn Fn(&str) -> bool| {
-            let learned = self.whole.learned_parameters();
+            let learned = self.traces.whole.learned_parameters();
             4 * learned.iter().filter(|(path, _)| which(path)).map(|(_, elements)| elements).sum::<u64>()
         };
         let (all, streamed) = (bytes(&|_| true), bytes(&|path| streamed.contains(path)));
-        let costs = self.trace(micro_batch, batch).chain_costs(micro_batch.min(batch), profile)?;
+        let costs = self.trace(true, micro_batch, batch).chain_costs(micro_batch.min(batch), profile)?;
         let segments = plan.segments().iter().filter(|segment| segment.mode == Mode::Stream);
         let inputs: u64 = segments.map(|segment| costs.blocks[segment.blocks.start].input_bytes).sum();
         let micro_batches = batch.div_ceil(micro_batch) as u64;
@@ -177,7 +209,7 @@ impl RecordedStep {
 
     /// The parameters that the forward pass reads once, by their paths.
     pub(crate) fn read_once(&self) -> BTreeSet<String> {
-        self.whole.read_once().into_iter().map(str::to_owned).collect()
+        self.traces.whole.read_once().into_iter().map(str::to_owned).collect()
     }
 
     /// The step under a checkpoint plan, on micro-batches of `micro_batch` out of `batch` samples.
@@ -185,7 +217,7 @@ impl RecordedStep {
     /// # Errors
     /// [`Error::Predict`] for a plan that does not fit the model.
     pub(crate) fn under(&self, plan: &Plan, micro_batch: usize, batch: usize) -> Result<StepTrace, Error> {
-        Ok(self.trace(micro_batch, batch).with_plan(&recomputed(plan))?)
+        Ok(self.trace(plan.streams(), micro_batch, batch).with_plan(&recomputed(plan))?)
     }
 
     /// Peak and times of the step, quickly.
@@ -199,7 +231,7 @@ impl RecordedStep {
         batch: usize,
         profile: &BackendProfile,
     ) -> Result<StepEstimate, Error> {
-        let trace = self.trace(micro_batch, batch);
+        let trace = self.trace(plan.streams(), micro_batch, batch);
         let samples = micro_batch.min(batch);
         Ok(match plan.recomputed() {
             0 => trace.estimate(samples, profile)?,
@@ -212,12 +244,12 @@ impl RecordedStep {
     /// # Errors
     /// [`Error::Predict`] for invalid cuts.
     pub(crate) fn stages(&self, cuts: &[usize], micro_batch: usize, batch: usize) -> Result<Vec<StepTrace>, Error> {
-        Ok(self.trace(micro_batch, batch).stages(cuts)?)
+        Ok(self.trace(false, micro_batch, batch).stages(cuts)?)
     }
 
     /// The parameters that are trained: paths and numbers of elements.
     pub(crate) fn learned(&self) -> Vec<(&str, u64)> {
-        self.whole.learned_parameters()
+        self.traces.whole.learned_parameters()
     }
 
     /// Every buffer of the step.
@@ -244,7 +276,7 @@ impl RecordedStep {
         batch: usize,
         profile: &BackendProfile,
     ) -> Result<Option<usize>, Error> {
-        Ok(if batch > 1 { self.part.largest_batch(limit, batch - 1, profile)? } else { None })
+        Ok(if batch > 1 { self.traces.part.largest_batch(limit, batch - 1, profile)? } else { None })
     }
 
     /// The costs of the blocks, for the solver of plans.
@@ -258,7 +290,7 @@ impl RecordedStep {
         profile: &BackendProfile,
         Moving { transfer, store }: Moving,
     ) -> Result<ChainCost, Error> {
-        let trace = self.trace(micro_batch, batch);
+        let trace = self.trace(store.is_some(), micro_batch, batch);
         let costs = match store {
             Some(_) => trace.in_store().chain_costs(micro_batch.min(batch), profile)?,
             None => trace.chain_costs(micro_batch.min(batch), profile)?,

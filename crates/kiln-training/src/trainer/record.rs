@@ -87,7 +87,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
     ) -> Result<RecordedStep, Error> {
         let scaling = self.run.loss_scaling.unwrap_or_else(|| Scaling::for_precision(precision));
         let policy = self.run.precision.clone().computing_in(precision);
-        let kind = StepKind { scales_gradients: self.run.clip_norm.is_some() || scaling != Scaling::None };
+        let scales_gradients = self.run.clip_norm.is_some() || scaling != Scaling::None;
+        let kind = StepKind { scales_gradients, store: self.memory.store.is_some() };
         let build = |device: &Device| (self.attach)(self.model(device)?, &policy).map(|(model, _)| model);
         RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
     }

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_checkpointing::{FileStore, HostStore, Store, Streamed};
-use kiln_precision::{Probed, squares_of};
+use kiln_operations::RowParts;
+use kiln_precision::{Probed, squares_of, squares_of_rows};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -91,6 +92,38 @@ pub(crate) fn with_store<T>(streamed: Option<&Streamed>, work: impl FnOnce() -> 
     }
 }
 
+/// The sum of squares of a gradient that is read in the parts of its parameter. `None` without a gradient.
+fn squares_of_parts(
+    streamed: &Streamed,
+    id: ParamId,
+    parts: &dyn RowParts,
+    device: &Device,
+) -> Result<Option<Tensor<1>>, kiln_checkpointing::Error> {
+    if !streamed.has_gradient(id) {
+        return Ok(None);
+    }
+    let mut part: Option<(usize, Tensor<2>)> = None;
+    let squares = squares_of_rows(parts.shape(), device, |rows| {
+        let mut pieces = vec![];
+        let mut row = rows.start;
+        while row < rows.end {
+            let number = row / parts.rows_of_part();
+            let known = part.take().filter(|(known, _)| *known == number);
+            let tensor = match known {
+                Some((_, tensor)) => tensor,
+                None => streamed.gradient_of_part(id, number, device)?,
+            };
+            let of_part = parts.rows(number);
+            let end = rows.end.min(of_part.end);
+            pieces.push(tensor.clone().narrow(0, row - of_part.start, end - row));
+            part = Some((number, tensor));
+            row = end;
+        }
+        Ok(if pieces.len() == 1 { pieces.remove(0) } else { Tensor::cat(pieces, 0) })
+    });
+    squares.map(Some)
+}
+
 /// Moves the gradients that are in memory to their sums in the store, and reads the norm of all gradients and the loss. The norm has the
 /// bits of the norm in memory: the same sums in the same order.
 pub(crate) fn probe_stored<M: Module>(
@@ -112,9 +145,13 @@ pub(crate) fn probe_stored<M: Module>(
             if self.failure.is_some() || !self.seen.insert(param.id) {
                 return;
             }
-            match self.streamed.gradient::<D>(param.id, &param.device().inner()) {
-                Ok(Some(gradient)) => {
-                    let squares = squares_of(gradient);
+            let device = param.device().inner();
+            let squares = match self.streamed.rows(param.id) {
+                Some(rows) => squares_of_parts(self.streamed, param.id, rows.as_ref(), &device),
+                None => self.streamed.gradient::<D>(param.id, &device).map(|sum| sum.map(squares_of)),
+            };
+            match squares {
+                Ok(Some(squares)) => {
                     self.sum = Some(match self.sum.take() {
                         Some(sum) => sum + squares,
                         None => squares,

@@ -14,7 +14,7 @@ use kiln_training::{
 };
 
 use crate::HEAP;
-use crate::case::{Case, Classify, Epochs, Make, Parts, Way, gpt, pruning, resnet, stages};
+use crate::case::{Case, Classify, Epochs, Make, Parts, Way, gpt, large_vocabulary, pruning, resnet, stages};
 use crate::support::{Snapshot, device, inject, noted, planned, recovery, temporary, told, turn};
 
 /// A case, streamed from a directory.
@@ -35,6 +35,11 @@ fn refused(builder: TrainerBuilder<'_, Classify>, case: &Case) -> String {
 /// A ResNet, whose batch-norm has running statistics, with a momentum in the store.
 fn case() -> Case {
     Case::new(resnet(4, false), OptimizerConfig::sgd(), 4, 2).steps(5)
+}
+
+/// A decoder whose embedding, parameter 0, is in memory some rows at a time.
+fn by_rows() -> Case {
+    Case::new(Make::Gpt(large_vocabulary()), OptimizerConfig::adamw(), 4, 2).steps(5)
 }
 
 /// The events of a run up to its end or to step `stop`, and the run.
@@ -75,8 +80,10 @@ fn blocked(directory: &Path, blob: &str) -> PathBuf {
     let index = fs::read_to_string(directory.join("store.json")).unwrap();
     let index: serde_json::Value = serde_json::from_str(&index).unwrap();
     let (number, content) = blob.split_once('-').unwrap();
+    let (number, part) = number.split_once('+').unwrap_or((number, "0"));
     let of_blob = |entry: &&serde_json::Value| {
-        entry[0]["parameter"].as_u64() == number.parse().ok() && entry[0]["content"].as_str() == Some(content)
+        let is_part = entry[0]["part"].as_u64().unwrap_or(0) == part.parse::<u64>().unwrap();
+        entry[0]["parameter"].as_u64() == number.parse().ok() && entry[0]["content"] == content && is_part
     };
     let current = index["blobs"].as_array().unwrap().iter().find(of_blob);
     let current = current.map_or(1, |entry| entry[1]["file"].as_u64().unwrap());
@@ -86,18 +93,23 @@ fn blocked(directory: &Path, blob: &str) -> PathBuf {
 #[test]
 fn a_store_that_fails_anywhere_ends_the_step_with_an_error_and_changes_nothing() {
     let _turn = turn();
-    let case = case();
+    // Gradients fail in the backward pass, values and states in the update, the rest and the index in the commit.
+    let blobs = ["0-gradient", "9-gradient", "0-value", "9-value", "9-state", "0-rest", "store.json.new"];
+    fails_at(&case(), &blobs);
+    // In parts: the last operation's gradient, the first one's with the sum, and the update.
+    fails_at(&by_rows(), &["0-partial", "0+1-partial", "0+1-gradient", "0+1-value", "0+1-state"]);
+}
+
+/// Runs in which files cannot be written once.
+fn fails_at(case: &Case, blobs: &[&str]) {
     let step = |trainer: &mut Trainer<Classify>| trainer.step(&case.batch(trainer.state().step));
     let folder = temporary();
-    let mut plain = built(&case, &folder.path().join("plain"));
+    let mut plain = built(case, &folder.path().join("plain"));
     let expected: Vec<_> = (0..4).map(|_| step(&mut plain).unwrap().loss.to_bits()).collect();
     let expected_run = Snapshot::of(&plain);
-    // Gradients fail in the backward pass, values and states in the update, the rest and the index in the commit.
-    for (number, blob) in
-        ["0-gradient", "9-gradient", "0-value", "9-value", "9-state", "0-rest", "store.json.new"].iter().enumerate()
-    {
+    for (number, blob) in blobs.iter().enumerate() {
         let directory = folder.path().join(format!("store {number}"));
-        let mut trainer = built(&case, &directory);
+        let mut trainer = built(case, &directory);
         let mut losses = vec![step(&mut trainer).unwrap().loss.to_bits(), step(&mut trainer).unwrap().loss.to_bits()];
         let before = Snapshot::of(&trainer);
         let file = if blob.contains('-') { blocked(&directory, blob) } else { directory.join(blob) };
@@ -125,16 +137,21 @@ fn a_store_that_fails_anywhere_ends_the_step_with_an_error_and_changes_nothing()
 #[test]
 fn a_value_that_cannot_be_read_is_an_error_of_the_step_and_of_the_evaluation() {
     let _turn = turn();
-    let case = case();
+    for (case, blob) in [(case(), "9-value"), (by_rows(), "0+1-value")] {
+        cannot_be_read(&case, blob);
+    }
+}
+
+fn cannot_be_read(case: &Case, blob: &str) {
     let folder = temporary();
-    let mut trainer = built(&case, folder.path());
+    let mut trainer = built(case, folder.path());
     let _ = trainer.step(&case.batch(0)).unwrap();
-    let next = blocked(folder.path(), "9-value");
+    let next = blocked(folder.path(), blob);
     let current = next.with_extension(if next.extension().unwrap() == "0" { "1" } else { "0" });
     fs::write(&current, "damaged").unwrap();
     let data = Epochs { batches: vec![case.batch(1)], samples: 4 };
     for error in [trainer.step(&case.batch(1)).unwrap_err(), trainer.evaluate(&data).unwrap_err()] {
-        assert!(error.to_string().contains("9-value") && error.to_string().contains("damaged"), "{error}");
+        assert!(error.to_string().contains(blob) && error.to_string().contains("damaged"), "{error}");
     }
     assert_eq!(trainer.state().step, 1);
 }

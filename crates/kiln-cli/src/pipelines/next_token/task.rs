@@ -47,7 +47,14 @@ impl Task for NextToken {
     type Batch = TextBatch;
 
     fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
-        self.chain_loss(pass, batch)
+        // A teacher's loss reads the whole output layer.
+        let words = pass.model().words().filter(|_| self.teacher.is_none());
+        let Some(rows) = words.and_then(|words| pass.rows(words)) else { return self.chain_loss(pass, batch) };
+        let (inputs_bt, targets_bt) = batch.to_device(pass.device());
+        let model = pass.model();
+        let x_btc = model.embed_by_rows(Some(rows.clone()), inputs_bt);
+        let x_btc = pass.chain(&self.blocks(model), x_btc, Self::forward);
+        model.loss_by_rows(Some(rows), x_btc, targets_bt)
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -56,8 +63,11 @@ impl Task for NextToken {
 
     fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
         let (inputs_bt, targets_bt) = batch.to_device(pass.device());
-        let x_btc = pass.chain(&self.blocks(pass.model()), pass.model().embed(inputs_bt), Self::forward);
-        let mean = pass.model().loss(x_btc, pass.to_device(targets_bt));
+        let model = pass.model();
+        let rows = model.words().and_then(|words| pass.rows(words));
+        let x_btc = model.embed_by_rows(rows.clone(), inputs_bt);
+        let x_btc = pass.chain(&self.blocks(model), x_btc, Self::forward);
+        let mean = model.loss_by_rows(rows, x_btc, pass.to_device(targets_bt));
         let windows = batch.tokens.chunks_exact(batch.shape[1]);
         let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
         let tokens = batch.targets();

@@ -21,7 +21,9 @@ use kiln_training::{
     StoreConfig, TrainerBuilder,
 };
 
-pub(crate) use model::{Classify, Make, Model, Parts, Place, Samples, Shortcut, TOKENS, gpt, images, resnet, vit};
+pub(crate) use model::{
+    Classify, Make, Model, Parts, Place, Samples, Shortcut, TOKENS, gpt, images, large_vocabulary, resnet, vit,
+};
 pub(crate) use replicas::{Epochs, ModelBytes, all_numbers, bytes_of, on_all, on_replicas, part};
 pub(crate) use smaller::{GRADUAL, Smaller, edited, lora, nested, pruning, qat};
 

@@ -36,7 +36,7 @@ pub(crate) enum Make {
     Chain(Parts),
     /// For images of 8 by 8 pixels.
     ResNet(ResNetConfig),
-    /// For [`VOCABULARY`] and [`TOKENS`].
+    /// For at least [`VOCABULARY`] and for [`TOKENS`].
     Gpt(GptConfig),
     /// For images of 12 by 12 pixels.
     Vit(VitConfig),
@@ -48,6 +48,11 @@ pub(crate) fn resnet(width: usize, lean: bool) -> Make {
 }
 
 /// A decoder of two layers.
+/// A decoder whose vocabulary is more than a part of an update in a store, so that it is in memory some rows at a time.
+pub(crate) fn large_vocabulary() -> GptConfig {
+    GptConfig::tiny(140_000, TOKENS).with_layers(1).with_width(8).with_heads(2)
+}
+
 pub(crate) fn gpt(dropout: f64, lean: bool) -> GptConfig {
     GptConfig::tiny(VOCABULARY, TOKENS).with_layers(2).with_dropout(dropout).with_lean(lean)
 }
@@ -303,10 +308,12 @@ impl Classify {
                 model.head(pass.chain(&model.blocks(), images(ids, 12, pass.device()), VitBlock::forward))
             }
             Model::Gpt(model) => {
-                let text = text(ids, pass.device());
-                let x = model.embed(text.clone().slice([0..ids.len(), 0..TOKENS]));
+                let text = text(ids, model.vocab(), pass.device());
+                let rows = model.words().and_then(|words| pass.rows(words));
+                let x = model.embed_by_rows(rows.clone(), text.clone().slice([0..ids.len(), 0..TOKENS]));
                 let x = pass.chain(&model.blocks(), x, GptBlock::forward);
-                let loss = model.loss(x, pass.to_device(text).slice([0..ids.len(), 1..TOKENS + 1]));
+                let targets = pass.to_device(text).slice([0..ids.len(), 1..TOKENS + 1]);
+                let loss = model.loss_by_rows(rows, x, targets);
                 return [loss.clone(), loss];
             }
         };
@@ -342,8 +349,8 @@ pub(crate) fn images(ids: &[usize], size: usize, device: &Device) -> Tensor<4> {
 }
 
 /// Texts of one token more than a decoder reads.
-fn text(ids: &[usize], device: &Device) -> Tensor<2, Int> {
-    let token = |id: usize, i: usize| ((id * 3 + i * (id % 5 + 1)) % VOCABULARY) as i64;
+fn text(ids: &[usize], vocabulary: usize, device: &Device) -> Tensor<2, Int> {
+    let token = |id: usize, i: usize| ((id * 3 + i * (id % 5 + 1)) % VOCABULARY * (vocabulary / VOCABULARY)) as i64;
     let text: Vec<i64> = ids.iter().flat_map(|id| (0..=TOKENS).map(move |i| token(*id, i))).collect();
     Tensor::from_data(TensorData::new(text, [ids.len(), TOKENS + 1]), device)
 }

@@ -14,12 +14,22 @@ use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
 use kiln_training::{OptimizerConfig, OptimizerGroups, Schedule as Rates, StepReport};
 
 use crate::case::{
-    Case, Classify, Make, Parts, SCHEDULES, Shortcut, Smaller, Way, gpt, lora, nested, qat, resnet, stages, vit,
+    Case, Classify, Make, Parts, SCHEDULES, Shortcut, Smaller, Way, gpt, large_vocabulary, lora, nested, qat, resnet,
+    stages, vit,
 };
 use crate::support::Settings;
 
 pub(super) fn cases() -> Vec<Case> {
-    [reference_models(), smaller_models(), optimizers(), schedules(), stages_of_chains(), replicas()].concat()
+    [
+        reference_models(),
+        large_vocabularies(),
+        smaller_models(),
+        optimizers(),
+        schedules(),
+        stages_of_chains(),
+        replicas(),
+    ]
+    .concat()
 }
 
 /// Norms are in f32. In f16 the scale overflows in the first step, and grows after the third.
@@ -69,6 +79,24 @@ fn reference_models() -> Vec<Case> {
     let case = Case::new(make.clone(), adamw, 4, 4).named("ResNet, of which the first layers are frozen");
     cases.push(Case { frozen, ways: vec![Way::default(), plans(&make).remove(1), plans(&make).remove(3)], ..case });
     cases
+}
+
+/// Models with a parameter that is in memory some rows at a time if the others are in a store: it is embedding and output layer at once, so
+/// that the gradient of a micro-batch has two parts.
+fn large_vocabularies() -> Vec<Case> {
+    let (adamw, sgd) = (OptimizerConfig::adamw(), OptimizerConfig::sgd());
+    let case = |(optimizer, precision, micro_batch)| {
+        let make = Make::Gpt(large_vocabulary());
+        let case =
+            Case::new(make.clone(), optimizer, 4, micro_batch).steps(if precision == Precision::F16 { 3 } else { 2 });
+        let case = case.with(|settings| in_precision(settings, precision));
+        let case = case.named(format!("GPT with a large vocabulary, {optimizer:?} in {precision}"));
+        let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
+        let ways = vec![Way::default(), Way::streamed(make.blocks())];
+        // One of them: the steps are those of the others.
+        Case { ways, disturbed: precision == Precision::F32, chunks: 2, shows, ..case }
+    };
+    [(adamw, Precision::F32, 2), (sgd, Precision::F16, 3), (sgd, Precision::BF16, 4)].map(case).into()
 }
 
 /// What is attached to parameters, and edits between steps.

@@ -1,0 +1,103 @@
+//! Parameters that a recorded pass asks for by rows: of a step in a store they are in memory some rows at a time.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Tensor, TensorData};
+use kiln_checkpointing::Streamed;
+use kiln_memory::StepTrace;
+use kiln_operations::RowParts;
+
+use crate::transaction::PART;
+
+/// What a recorded pass has asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// Whether the pass gets rows. Otherwise it reads the parameters as usual.
+    given: bool,
+    parameters: RefCell<HashSet<ParamId>>,
+}
+
+impl Asked {
+    pub(crate) fn new(given: bool) -> Self {
+        Self { given, parameters: RefCell::default() }
+    }
+
+    /// Notes a parameter that is divided into parts in a store.
+    pub(crate) fn rows(&self, parameter: &Param<Tensor<2>>) -> Option<Arc<dyn RowParts>> {
+        let rows = Sizes::of(parameter.base().dims());
+        if rows.count() > 1 {
+            self.parameters.borrow_mut().insert(parameter.id);
+        }
+        (self.given && rows.count() > 1).then(|| Arc::new(rows) as Arc<dyn RowParts>)
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        !self.parameters.borrow().is_empty()
+    }
+
+    /// The paths of these parameters of `model`.
+    pub(crate) fn paths(&self, model: &impl Module) -> BTreeSet<String> {
+        struct Paths<'a>(&'a HashSet<ParamId>, Vec<String>, BTreeSet<String>);
+        impl ModuleVisitor for Paths<'_> {
+            fn enter_module(&mut self, name: &str, _: &str) {
+                self.1.push(name.to_owned());
+            }
+
+            fn exit_module(&mut self, _: &str, _: &str) {
+                self.1.pop();
+            }
+
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if self.0.contains(&param.id) {
+                    self.2.insert(self.1.join("."));
+                }
+            }
+        }
+        let parameters = self.parameters.borrow();
+        let mut paths = Paths(&parameters, vec![], BTreeSet::new());
+        model.visit(&mut paths);
+        paths.2
+    }
+}
+
+/// The trained parameters among `asked` that no other operation uses, with their bytes in f32: burn makes no gradient of them.
+pub(crate) fn only_by_rows(plain: &StepTrace, by_rows: &StepTrace, asked: &BTreeSet<String>) -> BTreeMap<String, u64> {
+    let others: BTreeSet<&str> = by_rows.learned_parameters().into_iter().map(|(path, _)| path).collect();
+    let learned = plain.learned_parameters().into_iter();
+    let found = learned.filter(|(path, _)| asked.contains(*path) && !others.contains(path));
+    found.map(|(path, elements)| (path.to_owned(), 4 * elements)).collect()
+}
+
+/// The sizes of a matrix in parts. Recorded operations do not read it.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    shape: [usize; 2],
+    rows: usize,
+}
+
+impl Sizes {
+    fn of(shape: [usize; 2]) -> Self {
+        Self { shape, rows: Streamed::rows_of_part(&shape, PART as usize) }
+    }
+}
+
+impl RowParts for Sizes {
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn rows_of_part(&self) -> usize {
+        self.rows
+    }
+
+    fn read(&self, part: usize) -> TensorData {
+        TensorData::zeros::<f32, _>([self.rows(part).len(), self.shape[1]])
+    }
+
+    fn begin_use(&self) {}
+
+    fn add_gradient(&self, _: usize, _: TensorData) {}
+}
