@@ -44,8 +44,8 @@ mod stream;
 
 pub use autograd::{Checkpoint, TensorMap, Tensors, checkpoint};
 pub use error::Error;
+pub use kiln_operations::RowParts;
 pub use plan::{Chain, ChainCost, Cost, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve};
-
 pub use stream::{Blob, Content, FileStore, HostStore, Store, Streamed};
 
 #[cfg(doctest)]

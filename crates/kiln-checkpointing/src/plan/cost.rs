@@ -16,6 +16,9 @@ pub struct Cost {
     pub workspace: u64,
     /// Bytes of its parameters' gradients.
     pub gradients: u64,
+    /// Bytes of gradients that exist beside their sums until its segment has been recomputed, if a plain block adds to sums where it makes
+    /// gradients.
+    pub unsummed: u64,
     /// Bytes of its parameters.
     pub parameters: u64,
     /// Bytes of the optimizer state of its parameters, and of the sums of their gradients if these exist throughout a step.
@@ -115,7 +118,10 @@ impl ChainCost {
                 }
             }
         }
-        let of = |cost: &Cost| [cost.input, cost.saved, cost.workspace, cost.gradients, cost.parameters, cost.state];
+        let of = |cost: &Cost| {
+            let Cost { input, saved, workspace, gradients, unsummed, parameters, state, .. } = *cost;
+            [input, saved, workspace, gradients, unsummed, parameters, state]
+        };
         let bytes = self.blocks.iter().flat_map(of);
         let total: f64 = bytes.chain([self.resident, self.head]).map(|bytes| bytes as f64).sum();
         if total >= 1e18 {
@@ -130,7 +136,7 @@ impl ChainCost {
     ///    when offloaded or streamed.
     /// 2. The head runs with all of these in use.
     /// 3. In the backward pass, from the last segment to the first, a segment needs its activations beside the bytes of the
-    ///    segments before it and the parameter gradients computed so far.
+    ///    segments before it and the parameter gradients computed so far. A recomputed one also needs its [`unsummed`](Cost::unsummed) gradients.
     /// 4. Parameters, state and gradients of streamed blocks are not in use, except that a streamed segment needs its parameters, as many
     ///    bytes again for those of the segment that is read ahead or, later, for its gradients.
     ///
@@ -179,6 +185,7 @@ pub(crate) struct Step {
 pub(crate) struct Sums<'a> {
     cost: &'a ChainCost,
     saved: Vec<u64>,
+    unsummed: Vec<u64>,
     forward: Vec<Picoseconds>,
     /// Gradient bytes of all blocks from one on.
     gradients: Vec<u64>,
@@ -188,19 +195,21 @@ pub(crate) struct Sums<'a> {
 
 impl<'a> Sums<'a> {
     pub(crate) fn new(cost: &'a ChainCost) -> Self {
-        let (mut saved, mut forward) = (vec![0], vec![0]);
-        let (mut all_saved, mut all_forward) = (0, 0);
+        let (mut saved, mut unsummed, mut forward) = (vec![0], vec![0], vec![0]);
+        let (mut all_saved, mut all_unsummed, mut all_forward) = (0, 0, 0);
         for block in &cost.blocks {
             all_saved += block.saved;
+            all_unsummed += block.unsummed;
             all_forward += picoseconds(block.forward);
             saved.push(all_saved);
+            unsummed.push(all_unsummed);
             forward.push(all_forward);
         }
         let mut gradients = vec![0; cost.blocks.len() + 1];
         for (index, block) in cost.blocks.iter().enumerate().rev() {
             gradients[index] = gradients[index + 1] + block.gradients;
         }
-        Self { cost, saved, forward, gradients, streamed: vec![None; cost.blocks.len()] }
+        Self { cost, saved, unsummed, forward, gradients, streamed: vec![None; cost.blocks.len()] }
     }
 
     /// Streams blocks, each as a segment.
@@ -225,14 +234,15 @@ impl<'a> Sums<'a> {
         let input = self.cost.blocks[from].input;
         let around = self.cost.resident + self.gradients[from] + workspace;
         let again = self.forward[to] - self.forward[from];
+        let replayed = input + activations + self.unsummed[to] - self.unsummed[from];
         match mode {
             Mode::Plain => Step { holds: activations, needs: around + activations, extra: 0 },
             // What is streamed is added by `ChainCost::streamed`.
             Mode::Stream => Step { holds: 0, needs: around + input + activations, extra: again },
-            Mode::Recompute => Step { holds: input, needs: around + input + activations, extra: again },
+            Mode::Recompute => Step { holds: input, needs: around + replayed, extra: again },
             Mode::Offload => {
                 let transfer = picoseconds(input as f64 * self.cost.transfer.unwrap_or(0.0));
-                Step { holds: 0, needs: around + input + activations, extra: again + transfer }
+                Step { holds: 0, needs: around + replayed, extra: again + transfer }
             }
         }
     }

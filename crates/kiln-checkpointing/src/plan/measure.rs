@@ -94,7 +94,7 @@ where
             drop(found);
             workspace = workspace.max(backward.peak.saturating_sub(pass.after + gradients));
         }
-        costs.push(Cost { input, saved, workspace, gradients, parameters: gradients, state: 0, forward });
+        costs.push(Cost { input, saved, workspace, gradients, parameters: gradients, forward, ..Cost::default() });
     }
     costs
 }

@@ -12,6 +12,7 @@ mod rows;
 mod store;
 mod streamed;
 mod update;
+mod uses;
 mod values;
 mod writer;
 

@@ -19,20 +19,6 @@ struct Rows {
     number: usize,
 }
 
-/// The operations of a micro-batch that use a parameter by rows.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Uses {
-    begun: usize,
-    ended: usize,
-}
-
-impl Uses {
-    /// Whether no operation has added its gradient, and whether only one is left that will.
-    fn first_and_last(self) -> (bool, bool) {
-        (self.ended == 0, self.ended + 1 >= self.begun)
-    }
-}
-
 impl Streamed {
     /// Rows of each [part](Self::create_in_parts) of at most `part` bytes of a parameter.
     pub fn rows_of_part(shape: &[usize], part: usize) -> usize {
@@ -95,9 +81,7 @@ impl Rows {
     /// One more operation has added its gradient. When all have, the next micro-batch begins.
     fn end_use(&self) {
         let uses = &mut self.streamed.lock().uses;
-        let of_this = uses.entry(self.number).or_default();
-        of_this.ended += 1;
-        if of_this.ended >= of_this.begun {
+        if !uses.entry(self.number).or_default().end() {
             uses.remove(&self.number);
         }
     }
@@ -156,7 +140,7 @@ impl RowParts for Rows {
     }
 
     fn begin_use(&self) {
-        self.streamed.lock().uses.entry(self.number).or_default().begun += 1;
+        self.streamed.lock().uses.entry(self.number).or_default().begin();
     }
 
     fn add_gradient(&self, part: usize, gradient: TensorData) {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::layout::{Entry, Layout};
 use super::prefetch::Prefetch;
-use super::rows::Uses;
 use super::store::{Blob, Content, Store};
+use super::uses::Uses;
 use super::values::{Fill, empty};
 use super::writer::{Put, Writer};
 use crate::Error;

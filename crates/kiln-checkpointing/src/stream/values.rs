@@ -48,6 +48,8 @@ pub(super) fn empty<M: Module>(
                 return param;
             }
             let (old, tensor, mapper) = param.consume();
+            let hollow = Tensor::<D>::full([1; D], f32::NAN, (&tensor.device().inner(), tensor.dtype()));
+            let hollow = like(hollow.expand::<D, _>(tensor.shape()), &tensor);
             let id = match self.ids.get(&old) {
                 Some(id) => *id,
                 None => {
@@ -60,7 +62,7 @@ pub(super) fn empty<M: Module>(
                     };
                     let number = self.layout.add(Entry::of(id, &self.path, &tensor, part));
                     if let Some((store, _)) = self.store {
-                        let bytes = bytes_of(tensor.clone().inner());
+                        let bytes = bytes_of(tensor.inner()); // the only handle: no copy on the CPU
                         let entry = &self.layout.entries[number];
                         let write = |blob, bytes: &[u8]| store.write(blob, bytes);
                         let written = bytes.and_then(|bytes| write_parts(number, entry, Content::Value, &bytes, write));
@@ -69,8 +71,7 @@ pub(super) fn empty<M: Module>(
                     id
                 }
             };
-            let hollow = Tensor::<D>::full([1; D], f32::NAN, (&tensor.device().inner(), tensor.dtype()));
-            Param::from_mapped_value(id, like(hollow.expand::<D, _>(tensor.shape()), &tensor), mapper)
+            Param::from_mapped_value(id, hollow, mapper)
         }
     }
     let (layout, ids) = (Layout::default(), HashMap::new());

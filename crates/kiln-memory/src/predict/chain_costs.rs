@@ -28,6 +28,8 @@ pub struct BlockCost {
     pub gradient_bytes: u64,
     /// Bytes of the trained parameters that only this block reads.
     pub parameter_bytes: u64,
+    /// Bytes of the gradients of these parameters beside their sums while the block is recomputed, in a step that adds gradients to sums.
+    pub unsummed_bytes: u64,
     /// Estimated seconds of its forward pass.
     pub forward_seconds: f64,
 }
@@ -54,8 +56,8 @@ impl StepTrace {
     /// The peak of a plan follows from these numbers by this model. The forward pass leaves the bytes that each segment holds: its saved
     /// bytes if it is plain, its input if it is recomputed, nothing if it is offloaded. The head runs in addition to all of these. Then
     /// the segments follow, from the last to the first. Each needs its saved bytes (and its input if it is recomputed), the largest
-    /// workspace of its blocks, the bytes that the segments before it hold, and the gradients so far. The resident bytes are added to
-    /// every sum. The peak is at least [`floor_bytes`](ChainCosts::floor_bytes).
+    /// workspace of its blocks, the bytes that the segments before it hold, and the gradients so far, and if it is recomputed its
+    /// unsummed gradients. The resident bytes are added to every sum. The peak is at least [`floor_bytes`](ChainCosts::floor_bytes).
     ///
     /// For the plain step the model is exact, except for buffers that outlive their block. For other plans it is an approximation and
     /// mostly too high, since a segment's largest workspace is not needed while all of its activations are alive. Verify a plan with
@@ -140,18 +142,25 @@ impl StepTrace {
         }
         for (block, cost) in costs.blocks.iter_mut().enumerate() {
             let own = self.trained_only_by(std::slice::from_ref(&(block..block + 1)));
-            let parameters = layout.blocks.iter().filter(|buffer| (buffer.born as usize) < start);
-            let parameters = parameters.filter(|buffer| {
-                let mut tensors = layout.tensors_of(buffer).map(|tensor| tensor as usize);
-                tensors.any(|tensor| {
-                    self.tensors[tensor].role == TraceRole::Parameter
-                        && self.path_of(tensor).is_some_and(|path| own.contains(path))
-                })
-            });
-            cost.parameter_bytes = parameters.map(|buffer| profile.taken(buffer.bytes)).sum();
+            let bytes_of = |role: TraceRole| -> u64 {
+                let before = layout.blocks.iter().filter(|buffer| (buffer.born as usize) < start);
+                let of_role = before.filter(|buffer| {
+                    let mut tensors = layout.tensors_of(buffer).map(|tensor| tensor as usize);
+                    tensors.any(|tensor| {
+                        self.tensors[tensor].role == role && self.path_of(tensor).is_some_and(|path| own.contains(path))
+                    })
+                });
+                of_role.map(|buffer| profile.taken(buffer.bytes)).sum()
+            };
+            cost.parameter_bytes = bytes_of(TraceRole::Parameter);
+            cost.unsummed_bytes = bytes_of(TraceRole::Gradient);
         }
         for (tensor, block) in &passes.gradients {
             costs.blocks[*block].gradient_bytes += profile.taken(layout.blocks[buffer_of[*tensor as usize]].bytes);
+        }
+        // Others are made beside their sums in a plain block too.
+        for cost in &mut costs.blocks {
+            cost.unsummed_bytes = cost.unsummed_bytes.saturating_sub(cost.gradient_bytes);
         }
         costs.resident_bytes += overheads(self, layout.batch, profile).map(|overhead| overhead.bytes).sum::<u64>();
         costs
