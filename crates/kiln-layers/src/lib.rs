@@ -92,6 +92,7 @@ pub use dropout::dropout;
 pub use embedding::{embedding, embedding_by_rows};
 pub use error::Error;
 pub use group_norm::{group_norm, instance_norm};
+pub use kiln_operations::RowParts;
 pub use linear::{activation_linear, linear, norm_linear};
 pub use linear_cross_entropy::{LinearCrossEntropy, Reduction};
 pub use max_pool::max_pool2d;

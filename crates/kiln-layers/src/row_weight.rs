@@ -50,3 +50,55 @@ pub(crate) fn add_whole<B: Backend>(parts: &dyn RowParts, gradient: FloatTensor<
         parts.add_gradient(part, data.unwrap_or_else(|| TensorData::full(shape, f32::NAN)));
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Mutex;
+
+    use burn::tensor::{Distribution, Tensor};
+
+    use super::*;
+
+    /// A random matrix in memory, and the gradients that were added.
+    #[derive(Debug)]
+    pub(crate) struct Kept {
+        pub(crate) values: Tensor<2>,
+        rows: usize,
+        pub(crate) added: Mutex<Vec<TensorData>>,
+    }
+
+    impl Kept {
+        pub(crate) fn random(shape: [usize; 2], rows: usize) -> Arc<Self> {
+            let values = Tensor::random(shape, Distribution::Normal(0.0, 1.0), &burn::tensor::Device::flex());
+            Arc::new(Self { values, rows, added: Mutex::default() })
+        }
+
+        /// The gradients that were added since the last call.
+        pub(crate) fn take(&self) -> Vec<TensorData> {
+            std::mem::take(&mut self.added.lock().unwrap())
+        }
+    }
+
+    impl RowParts for Kept {
+        fn shape(&self) -> [usize; 2] {
+            self.values.dims()
+        }
+
+        fn rows_of_part(&self) -> usize {
+            self.rows
+        }
+
+        fn read(&self, part: usize) -> TensorData {
+            let rows = self.rows(part);
+            self.values.clone().narrow(0, rows.start, rows.len()).into_data()
+        }
+
+        fn begin_use(&self) {}
+
+        fn add_gradient(&self, part: usize, gradient: TensorData) {
+            let mut added = self.added.lock().unwrap();
+            assert_eq!(added.len(), part);
+            added.push(gradient);
+        }
+    }
+}

@@ -185,3 +185,35 @@ impl Operation for LookupInParts {
         vec![]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::{Device, Distribution, Int, Tensor};
+    use kiln_operations::cpu::stored::to_f32;
+
+    use super::*;
+    use crate::row_weight::tests::Kept;
+
+    #[test]
+    fn a_backend_without_kernels_brings_the_weight_in_whole() {
+        let device = Device::flex();
+        let parts = Kept::random([20, 3], 8);
+        let lookup = LookupInParts { parts: parts.clone(), dtype: DType::F32 };
+        let leaf = || Tensor::<2>::zeros([20, 3], &device).try_into_primitive::<Flex>().unwrap();
+        let ids =
+            Tensor::<1, Int>::from_data([3_i64, 19, 8, 3], (&device, DType::I64)).try_into_primitive::<Flex>().unwrap();
+        let forward = Pass::Forward(lookup.clone());
+        let rows = forward.composed::<Flex>(vec![leaf(), ids.clone()]).remove(0);
+        assert_eq!(to_f32(&rows), to_f32(&forward.flex(vec![leaf(), ids.clone()]).remove(0)));
+
+        let gradient = Tensor::<2>::random([4, 3], Distribution::Normal(0.0, 1.0), &device);
+        let gradient = gradient.try_into_primitive::<Flex>().unwrap();
+        let backward = Pass::Backward(lookup);
+        let _ = backward.composed::<Flex>(vec![leaf(), ids.clone(), gradient.clone()]);
+        let whole = parts.take();
+        let _ = backward.flex(vec![leaf(), ids, gradient]);
+        assert_eq!(whole, parts.take());
+        assert_eq!(whole.len(), 3);
+    }
+}

@@ -12,8 +12,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape, TensorData};
 use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, RowParts, all};
 
-use super::LossOptions;
 use super::graph::LossKernel;
+use super::settings::LossOptions;
 use super::settings::{CLASSES, chunk_rows};
 use crate::row_weight::{add_whole, whole};
 
@@ -160,5 +160,46 @@ impl Operation for LossInParts {
         saved.push(gradient);
         let of_hidden = B::run(&Pass::Backward(self.clone(), dtype), saved).pop();
         vec![of_hidden.filter(|_| wanted[0])]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::{Device, Distribution, Int, Tensor};
+
+    use super::super::settings::Reduction;
+    use super::*;
+    use crate::row_weight::tests::Kept;
+
+    #[test]
+    fn a_backend_without_kernels_brings_the_weight_in_whole() {
+        let device = Device::flex();
+        let parts = Kept::random([50, 6], 16);
+        let options = LossOptions { ignore_index: Some(4), label_smoothing: 0.0, reduction: Reduction::Mean };
+        let loss = LossInParts { options, parts: parts.clone() };
+        let hidden = Tensor::<2>::random([9, 6], Distribution::Normal(0.0, 1.0), &device);
+        let targets = Tensor::<1, Int>::arange(0..9, &device).cast(DType::I64);
+        let none = Tensor::<1>::empty([0], &device);
+        let flex = |tensor: Tensor<2>| tensor.try_into_primitive::<Flex>().unwrap();
+        let given = || {
+            let leaf = Tensor::<2>::zeros([50, 6], &device);
+            let targets = targets.clone().try_into_primitive::<Flex>().unwrap();
+            vec![flex(hidden.clone()), flex(leaf), targets, none.clone().try_into_primitive::<Flex>().unwrap()]
+        };
+        let values = |tensor: FlexTensor| kiln_operations::cpu::stored::to_f32(&tensor);
+        let (whole, in_blocks) =
+            (Pass::Forward(loss.clone()).composed::<Flex>(given()), Pass::Forward(loss.clone()).flex(given()));
+        assert_eq!(values(whole[0].clone()), values(in_blocks[0].clone()));
+
+        let factor = Tensor::<1>::full([1], 3.0, &device).try_into_primitive::<Flex>().unwrap();
+        let backward =
+            |sums: &FlexTensor| given().into_iter().chain([sums.clone(), factor.clone()]).collect::<Vec<_>>();
+        let pass = Pass::Backward(loss, DType::F32);
+        let of_hidden = values(pass.composed::<Flex>(backward(&whole[1])).remove(0));
+        let of_weight = parts.take();
+        assert_eq!(of_hidden, values(pass.flex(backward(&in_blocks[1])).remove(0)));
+        assert_eq!(of_weight, parts.take());
+        assert_eq!(of_weight.len(), 4);
     }
 }

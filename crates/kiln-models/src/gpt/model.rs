@@ -7,8 +7,7 @@ use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kiln_layers::{LinearCrossEntropy, RowWeight};
-use kiln_operations::RowParts;
+use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
 
 use super::block::{GptBlock, GptCache, KeysValues, Position};
 use super::config::GptConfig;
