@@ -1,14 +1,17 @@
-//! Draws `docs/budget.svg`: the memory of one step of GPT-2 (124M) on a GPU, on burn's layers, on Kiln's, and within 3 GiB. It trains
-//! nothing.
+//! Draws `docs/budget.svg`, the memory of one step of GPT-2 (124M) on a GPU, on burn's layers, on Kiln's, and within 3 GiB, and
+//! `docs/streaming.svg`, that of a step on the CPU whose blocks are in a store. It trains nothing.
 //!
 //! `cargo run --example budget_picture > docs/budget.svg`
+//! `cargo run --example budget_picture streamed > docs/streaming.svg`
 
 use std::error::Error;
 
 use burn::tensor::{Int, Tensor, TensorData};
+use kiln_memory::MemoryReport;
 use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_report::MemoryPage;
 use kiln_training::{
-    BackendProfile, LossFn, OptimizerConfig, Pass, Plan, Planner, Precision, Prediction, StepPlan, Trainer,
+    BackendProfile, LossFn, OptimizerConfig, Pass, Plan, Planner, Precision, Prediction, StepPlan, StoreConfig, Trainer,
 };
 
 const VOCAB: usize = 50_257;
@@ -18,7 +21,8 @@ const LIMIT: u64 = 3 << 30;
 
 /// The picture; nothing in it depends on the machine.
 pub(crate) fn draw() -> Result<String, Box<dyn Error>> {
-    let (stock, lean) = (planner(false)?, planner(true)?);
+    let gpu = BackendProfile::cuda();
+    let (stock, lean) = (planner(false, &gpu, BATCH)?, planner(true, &gpu, BATCH)?);
     let plain = |planner: &Planner| planner.evaluate(Precision::F32, &Plan::none(planner.blocks()), BATCH, LIMIT);
     let panels = [
         ("burn's layers", plain(&stock)?, &stock),
@@ -32,25 +36,41 @@ pub(crate) fn draw() -> Result<String, Box<dyn Error>> {
     Ok(picture(&drawn))
 }
 
+/// The picture of a step on one text whose blocks are all streamed.
+pub(crate) fn draw_streamed() -> Result<String, Box<dyn Error>> {
+    let planner = planner(true, &BackendProfile::flex(), 1)?;
+    let plan = planner.evaluate(Precision::F32, &Plan::stream(planner.blocks(), 1)?, 1, LIMIT)?;
+    let memory = planner.evaluate(Precision::F32, &Plan::every(planner.blocks(), 1)?, 1, LIMIT)?.peak_bytes;
+    let title = format!(
+        "One step of GPT-2 124M (1 x {CONTEXT} tokens, f32, AdamW) with its blocks in a store; in memory: {:.1} GiB",
+        memory as f64 / f64::from(1 << 30)
+    );
+    let report = MemoryReport::new(title).with_prediction(planner.predict(&plan)?);
+    Ok(serde_json::from_str::<MemoryPage>(&report.json())?.svg())
+}
+
 #[allow(dead_code, clippy::print_stdout, reason = "the picture goes to stdout, and a test draws it too")]
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("{}", draw()?);
+    let streamed = std::env::args().nth(1).is_some_and(|which| which == "streamed");
+    println!("{}", if streamed { draw_streamed()? } else { draw()? });
     Ok(())
 }
 
-/// Plans of a step, on Kiln's layers or on burn's own.
-fn planner(lean: bool) -> Result<Planner, Box<dyn Error>> {
+/// Plans of a step, on Kiln's layers or on burn's own. Nothing is written to the store.
+fn planner(lean: bool, device: &BackendProfile, batch: usize) -> Result<Planner, Box<dyn Error>> {
     let config = GptConfig::named("gpt2", VOCAB, CONTEXT)?.with_lean(lean);
     let task = LossFn::new(|pass: &Pass<'_, Gpt>, tokens: &TensorData| {
         let tokens: Tensor<2, Int> = pass.input(tokens);
-        let x = pass.chain(&pass.model().blocks(), pass.model().embed(tokens.clone()), GptBlock::forward);
-        pass.model().loss(x, tokens)
+        let (model, rows) = (pass.model(), pass.model().words().and_then(|words| pass.rows(words)));
+        let x = model.embed_by_rows(rows.clone(), tokens.clone());
+        model.loss_by_rows(rows, pass.chain(&model.blocks(), x, GptBlock::forward), tokens)
     });
     let sample = TensorData::zeros::<i64, _>([3, CONTEXT]);
     let planner = Trainer::try_builder(task, |device| config.init(device))
         .with_optimizer(|model| OptimizerConfig::adamw().groups(model))
         .with_clip_norm(1.0)
-        .planner(&BackendProfile::cuda(), &sample, BATCH)?;
+        .with(|settings| settings.memory.store = Some(StoreConfig::Directory("store".into())))
+        .planner(device, &sample, batch)?;
     Ok(planner)
 }
 

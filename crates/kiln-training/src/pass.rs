@@ -7,9 +7,8 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, Streamed, TensorMap, Tensors};
+use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, RowParts, Streamed, TensorMap, Tensors};
 use kiln_memory::Recorder;
-use kiln_operations::RowParts;
 
 use crate::error::Error;
 use crate::planning::Asked;

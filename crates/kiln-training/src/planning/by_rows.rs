@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
-use kiln_checkpointing::Streamed;
+use kiln_checkpointing::{RowParts, Streamed};
 use kiln_memory::StepTrace;
-use kiln_operations::RowParts;
 
 use crate::transaction::PART;
 

@@ -301,6 +301,7 @@ impl RecordedStep {
             saved: block.saved_bytes,
             workspace: block.workspace_bytes,
             gradients: block.gradient_bytes,
+            unsummed: block.unsummed_bytes,
             // In a store, no optimizer state is in memory anyway.
             parameters: if between.contains(&index) { 0 } else { block.parameter_bytes },
             forward: block.forward_seconds,

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_checkpointing::{FileStore, HostStore, Store, Streamed};
-use kiln_operations::RowParts;
+use kiln_checkpointing::{FileStore, HostStore, RowParts, Store, Streamed};
 use kiln_precision::{Probed, squares_of, squares_of_rows};
 use serde::{Deserialize, Serialize};
 

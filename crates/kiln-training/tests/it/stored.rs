@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use kiln_checkpointing::Plan;
 use kiln_data::TrainTest;
@@ -227,9 +228,28 @@ fn a_checkpoint_of_a_run_in_memory_begins_one_in_a_store_and_a_damaged_one_chang
     assert_eq!(streamed.resume().unwrap(), Some(folder.path().join("store")), "the store has the run");
 }
 
+/// Set in a process that runs one test.
+const ALONE: &str = "KILN_TEST_ALONE";
+
+/// Runs a test in a process of its own, unless this is that process: in one in which the laws have run before, a step takes 0.8
+/// to 0.9 MB more.
+fn runs_elsewhere(test: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return false;
+    }
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    let output = process.args(["--exact", test, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    true
+}
+
 #[test]
 fn a_budget_below_the_model_streams_its_blocks_and_holds() {
     let _turn = turn();
+    if runs_elsewhere("stored::a_budget_below_the_model_streams_its_blocks_and_holds") {
+        return;
+    }
     let case = Case::new(Make::Gpt(gpt(0.0, true).with_layers(6)), OptimizerConfig::adamw(), 8, 8);
     let folder = temporary();
     let builder = |store: Option<&str>| {
