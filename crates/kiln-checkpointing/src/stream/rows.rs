@@ -36,9 +36,7 @@ impl Streamed {
         let in_parts = entry.shape.len() == 2 && entry.parts() > 1 && self.has(id);
         in_parts.then(|| Arc::new(Rows { streamed: self.clone(), number }) as Arc<dyn RowParts>)
     }
-}
 
-impl Streamed {
     /// Whether a parameter has a gradient since the last commit.
     pub fn has_gradient(&self, id: ParamId) -> bool {
         self.layout().numbers.get(&id).is_some_and(|number| self.is_summed(*number))
@@ -47,11 +45,11 @@ impl Streamed {
     /// The sum of the gradients of one part of a matrix on `device`, in f32.
     ///
     /// # Errors
-    /// [`Error::Store`], also without a gradient since the last commit.
+    /// [`Error::Store`], also without a gradient since the last commit; [`Error::StoreMismatch`] for a parameter that is not in the store.
     pub fn gradient_of_part(&self, id: ParamId, part: usize, device: &Device) -> Result<Tensor<2>, Error> {
         match self.layout().numbers.get(&id) {
             Some(number) => self.sum_of(*number, Some(part), device),
-            None => Err(super::bytes::missing(Blob::new(usize::MAX, Content::Gradient, part))),
+            None => Err(Error::StoreMismatch { reason: format!("it has no parameter {id}") }),
         }
     }
 }

@@ -56,11 +56,10 @@ pub(super) fn empty<M: Module>(
                     let known = self.known.get(self.layout.entries.len());
                     let id = known.map_or(old, |known| known.id.into());
                     self.ids.insert(old, id);
-                    let part = match self.store {
-                        Some((_, part)) => part,
-                        None => known.map(|known| known.bytes_of(0).len()),
-                    };
-                    let number = self.layout.add(Entry::of(id, &self.path, &tensor, part));
+                    let entry = Entry::of(id, &self.path, &tensor, self.store.and_then(|(_, part)| part));
+                    // The parts of a store are those that it was made with.
+                    let rows = known.map_or(entry.rows, |known| known.rows.max(1));
+                    let number = self.layout.add(Entry { rows, ..entry });
                     if let Some((store, _)) = self.store {
                         let bytes = bytes_of(tensor.inner()); // the only handle: no copy on the CPU
                         let entry = &self.layout.entries[number];

@@ -15,8 +15,6 @@ pub(super) struct Put {
     pub(super) blobs: Vec<(Blob, Range<usize>)>,
 }
 
-type Write = Box<dyn FnOnce() -> Result<(), Error> + Send>;
-
 /// At most one write at a time. What a write has to say is said by the next one, or by whoever waits for it.
 #[derive(Default)]
 pub(super) struct Writer {
@@ -31,20 +29,11 @@ impl Writer {
     pub(super) fn begin(&self, store: Arc<dyn Store>, puts: Vec<Put>) -> Result<(), Error> {
         let mut writing = self.lock();
         end(&mut writing)?;
-        let write = move || {
-            puts.into_iter().try_for_each(|Put { bytes, blobs }| {
-                blobs.into_iter().try_for_each(|(blob, part)| store.write(blob, &bytes[part]))
-            })
-        };
-        let write = Arc::new(Mutex::new(Some(Box::new(write) as Write)));
-        let run = |write: &Mutex<Option<Write>>| {
-            let write = write.lock().unwrap_or_else(PoisonError::into_inner).take();
-            write.map_or(Ok(()), |write| write())
-        };
-        let on_thread = write.clone();
-        match thread::Builder::new().name("writer".into()).spawn(move || run(&on_thread)) {
+        let puts = Arc::new(puts);
+        let (of_thread, its_store) = (puts.clone(), store.clone());
+        match thread::Builder::new().name("writer".into()).spawn(move || write(&*its_store, &of_thread)) {
             Ok(thread) => *writing = Some(thread),
-            Err(_) => run(&write)?,
+            Err(_) => write(&*store, &puts)?,
         }
         Ok(())
     }
@@ -60,6 +49,12 @@ impl Writer {
     fn lock(&self) -> MutexGuard<'_, Option<JoinHandle<Result<(), Error>>>> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn write(store: &dyn Store, puts: &[Put]) -> Result<(), Error> {
+    puts.iter().try_for_each(|Put { bytes, blobs }| {
+        blobs.iter().try_for_each(|(blob, part)| store.write(*blob, &bytes[part.clone()]))
+    })
 }
 
 fn end(writing: &mut Option<JoinHandle<Result<(), Error>>>) -> Result<(), Error> {
