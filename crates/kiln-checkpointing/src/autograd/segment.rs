@@ -133,9 +133,8 @@ where
         leaves.register(inner.as_mut(), outer);
         let mut push = Push::<B, C>::new(inner, of_module, source.cloned());
         module.visit(&mut push);
-        // The next values are read when these are gone: a segment needs as much for its gradients as for its values.
-        drop(module);
         segment.read_ahead(1);
+        drop(module);
         push.register(outer)
     };
     // burn's backward pass returns no error: the store's owner learns it here.

@@ -137,8 +137,8 @@ impl ChainCost {
     /// 2. The head runs with all of these in use.
     /// 3. In the backward pass, from the last segment to the first, a segment needs its activations beside the bytes of the
     ///    segments before it and the parameter gradients computed so far. A recomputed one also needs its [`unsummed`](Cost::unsummed) gradients.
-    /// 4. Parameters, state and gradients of streamed blocks are not in use, except that a streamed segment needs its parameters, as many
-    ///    bytes again for those of the segment that is read ahead or, later, for its gradients.
+    /// 4. Parameters, state and gradients of streamed blocks are not in use, except that a streamed segment needs its parameters and
+    ///    its gradients.
     ///
     /// # Errors
     /// [`Error::PlanLength`], [`Error::InvalidCost`].

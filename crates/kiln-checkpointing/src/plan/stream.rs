@@ -35,7 +35,7 @@ impl ChainCost {
         let traffic: u64 = own().map(Cost::traffic).sum();
         let step = sums.step(blocks.start, blocks.end, Mode::Stream);
         Step {
-            needs: step.needs + parameters + parameters.max(gradients),
+            needs: step.needs + parameters + gradients,
             extra: step.extra + picoseconds(traffic as f64 * self.store.unwrap_or(0.0)),
             ..step
         }

@@ -41,8 +41,31 @@ impl Streamed {
     pub fn value<const D: usize>(&self, id: ParamId, device: &Device) -> Result<Option<Tensor<D>>, Error> {
         let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(None) };
         let (entry, content) = (&self.layout().entries[number], Content::Value);
-        let bytes = read_parts(number, entry, content, None, |blob| self.read(blob))?;
+        let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_into(blob, bytes))?;
         tensor(Blob::new(number, content, 0), bytes, &entry.shape, device).map(Some)
+    }
+
+    /// The value of a part of a parameter after the last commit, f32 in the memory order of the machine.
+    ///
+    /// # Errors
+    /// [`Error::Store`], and [`Error::StoreMismatch`] for a parameter that is not in the store.
+    pub fn value_of_part(&self, id: ParamId, part: usize) -> Result<Vec<u8>, Error> {
+        let blob = Blob::new(self.number(id)?, Content::Value, part);
+        self.read(blob)?.ok_or_else(|| super::bytes::missing(blob))
+    }
+
+    /// Writes the value of a part of a parameter, f32 in the memory order of the machine, for the next commit.
+    ///
+    /// # Errors
+    /// Those of [`value_of_part`](Self::value_of_part).
+    pub fn write_value_of_part(&self, id: ParamId, part: usize, value: &[u8]) -> Result<(), Error> {
+        self.write(Blob::new(self.number(id)?, Content::Value, part), value)
+    }
+
+    /// The number of a parameter that must be in the store.
+    pub(super) fn number(&self, id: ParamId) -> Result<usize, Error> {
+        let missing = || Error::StoreMismatch { reason: format!("it has no parameter {id}") };
+        self.layout().numbers.get(&id).copied().ok_or_else(missing)
     }
 
     /// The optimizer's state for a part of a parameter after the last commit, as the bytes of an

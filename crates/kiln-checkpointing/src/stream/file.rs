@@ -8,12 +8,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use super::ahead::Ahead;
 use super::store::{Blob, Content, Store};
 use crate::Error;
 
@@ -32,6 +33,7 @@ pub struct FileStore {
     index: Mutex<Index>,
     /// Next versions that are written: their length and CRC-32.
     next: Mutex<BTreeMap<Blob, Version>>,
+    ahead: Ahead,
     /// Held as long as the store is used.
     _lock: File,
 }
@@ -83,7 +85,14 @@ impl FileStore {
             }
             Err(e) => return Err(fail(&format!("{INDEX}: {e}"))),
         };
-        Ok(Self { directory, durable: false, index: Mutex::new(index), next: Mutex::default(), _lock: lock })
+        Ok(Self {
+            directory,
+            durable: false,
+            index: Mutex::new(index),
+            next: Mutex::default(),
+            ahead: Ahead::default(),
+            _lock: lock,
+        })
     }
 
     /// Writes each commit through to the disk before it returns. Without, the system writes when it likes to: a step then takes less time,
@@ -114,12 +123,12 @@ impl FileStore {
         if durable { file.sync_all() } else { Ok(()) }
     }
 
-    fn read_version(&self, blob: Blob, version: Version) -> Result<Vec<u8>, Error> {
-        let path = self.path(blob, version.file);
-        let bytes = fs::read(&path).map_err(|e| failure(&path, &e))?;
-        let found = Version { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes), ..version };
+    fn read_version(&self, blob: Blob, version: Version, bytes: &mut Vec<u8>) -> Result<(), Error> {
+        let (path, start) = (self.path(blob, version.file), bytes.len());
+        let read = File::open(&path).and_then(|mut file| file.read_to_end(bytes)).map_err(|e| failure(&path, &e))?;
+        let found = Version { bytes: read as u64, crc32: crc32fast::hash(&bytes[start..]), ..version };
         match found == version {
-            true => Ok(bytes),
+            true => Ok(()),
             false => {
                 let text = |version: Version| format!("{} bytes with CRC-32 {:08x}", version.bytes, version.crc32);
                 Err(failure(&path, &format!("it is damaged: {}, expected {}", text(found), text(version))))
@@ -144,12 +153,12 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
+    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
         let version = match blob.content {
             content if content.is_of_step() => self.next().get(&blob).copied(),
             _ => self.index().current.get(&blob).copied(),
         };
-        version.map(|version| self.read_version(blob, version)).transpose()
+        version.map_or(Ok(false), |version| self.read_version(blob, version, bytes).map(|()| true))
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
@@ -181,6 +190,12 @@ impl Store for FileStore {
 
     fn note(&self) -> Result<Option<String>, Error> {
         Ok(self.index().note.clone())
+    }
+
+    fn read_ahead(&self, blobs: &[Blob]) {
+        let index = self.index();
+        let version = |blob: &Blob| index.current.get(blob).map(|version| self.path(*blob, version.file));
+        self.ahead.begin(blobs.iter().filter_map(version).collect());
     }
 }
 

@@ -7,8 +7,7 @@ use burn::tensor::{Bytes, Device, Tensor};
 use super::bytes::{bytes_of, tensor};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
-use super::values::read_parts;
-use super::writer::Put;
+use super::values::{read_parts, write_parts};
 use crate::Error;
 
 impl Streamed {
@@ -31,7 +30,7 @@ impl Streamed {
         device: &Device,
     ) -> Result<Tensor<D>, Error> {
         let (entry, content) = (&self.layout().entries[number], Content::Gradient);
-        let bytes = read_parts(number, entry, content, part, |blob| self.read(blob))?;
+        let bytes = read_parts(number, entry, content, part, |blob, bytes| self.read_into(blob, bytes))?;
         let shape = part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
         tensor(Blob::new(number, content, part.unwrap_or(0)), bytes, &shape, device)
     }
@@ -50,17 +49,16 @@ impl Streamed {
         self.put_sums(vec![(id, bytes_of(sum)?)])
     }
 
-    /// Begins to put sums of gradients, as bytes in f32, in the places of those before. An error is that of the next use of gradients.
+    /// Puts sums of gradients, as bytes in f32, in the places of those before. Each is in memory until it is written: written while the next
+    /// segment runs, they would be a part of its peak.
     pub(crate) fn put_sums(&self, sums: Vec<(ParamId, Bytes)>) -> Result<(), Error> {
-        let mut puts = vec![];
         for (id, bytes) in sums {
             let Some(number) = self.layout().numbers.get(&id).copied() else { continue };
             let entry = &self.layout().entries[number];
-            let blob = |part| (Blob::new(number, Content::Gradient, part), entry.bytes_of(part));
-            puts.push(Put { bytes, blobs: (0..entry.parts()).map(blob).collect() });
+            write_parts(number, entry, Content::Gradient, &bytes, |blob, part| self.put(blob, part))?;
             self.note_sum(number);
         }
-        self.begin_to_put(puts)
+        Ok(())
     }
 
     /// Adds the gradients of resident parameters of `module` to their sums.

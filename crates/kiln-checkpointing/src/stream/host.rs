@@ -32,8 +32,11 @@ impl HostStore {
 }
 
 impl Store for HostStore {
-    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
-        Ok(self.held().current.get(&blob).cloned())
+    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+        let held = self.held();
+        let current = held.current.get(&blob);
+        bytes.extend_from_slice(current.map_or(&[], Vec::as_slice));
+        Ok(current.is_some())
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {

@@ -1,20 +1,19 @@
 //! Blocks whose parameters, gradients and optimizer state live in a store.
 
 mod access;
+mod ahead;
 mod bytes;
 mod file;
 mod gradients;
 mod host;
 mod inputs;
 mod layout;
-mod prefetch;
 mod rows;
 mod store;
 mod streamed;
 mod update;
 mod uses;
 mod values;
-mod writer;
 
 pub(crate) use bytes::bytes_of;
 pub use file::FileStore;

@@ -10,7 +10,6 @@ use kiln_operations::RowParts;
 use super::layout::{Entry, rows_of_part};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
-use super::writer::Put;
 use crate::Error;
 
 /// A parameter whose value is in a store alone, in the parts that it is updated in.
@@ -47,10 +46,7 @@ impl Streamed {
     /// # Errors
     /// [`Error::Store`], also without a gradient since the last commit; [`Error::StoreMismatch`] for a parameter that is not in the store.
     pub fn gradient_of_part(&self, id: ParamId, part: usize, device: &Device) -> Result<Tensor<2>, Error> {
-        match self.layout().numbers.get(&id) {
-            Some(number) => self.sum_of(*number, Some(part), device),
-            None => Err(Error::StoreMismatch { reason: format!("it has no parameter {id}") }),
-        }
+        self.sum_of(self.number(id)?, Some(part), device)
     }
 }
 
@@ -97,8 +93,7 @@ impl Rows {
         }
         let content = if last { Content::Gradient } else { Content::Partial };
         let bytes = TensorData::new(gradient, self.entry().shape_of(part)).into_bytes();
-        let blobs = vec![(self.blob(content, part), 0..bytes.len())];
-        self.streamed.begin_to_put(vec![Put { bytes, blobs }])?;
+        self.streamed.put(self.blob(content, part), &bytes)?;
         if part + 1 == self.entry().parts() {
             self.end_use();
             if last {

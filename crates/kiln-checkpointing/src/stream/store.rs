@@ -87,11 +87,11 @@ impl fmt::Display for Blob {
 /// none, whenever the process ends. What [is of a step](Content::is_of_step) is the exception: it is current at once, and nobody needs it
 /// after the process.
 pub trait Store: Send + Sync {
-    /// Reads the current version. `None` if there is none.
+    /// Appends the current version to `bytes`. Returns whether there is one.
     ///
     /// # Errors
     /// [`Error::Store`].
-    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error>;
+    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error>;
 
     /// Writes the next version, instead of one that was not committed.
     ///
@@ -110,11 +110,14 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`Error::Store`].
     fn note(&self) -> Result<Option<String>, Error>;
+
+    /// Takes note that these blobs are read next, in this order. It may bring them near, outside of the memory of the process.
+    fn read_ahead(&self, _blobs: &[Blob]) {}
 }
 
 impl<S: Store + ?Sized> Store for Box<S> {
-    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
-        (**self).read(blob)
+    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+        (**self).read(blob, bytes)
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
@@ -127,5 +130,9 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn note(&self) -> Result<Option<String>, Error> {
         (**self).note()
+    }
+
+    fn read_ahead(&self, blobs: &[Blob]) {
+        (**self).read_ahead(blobs);
     }
 }

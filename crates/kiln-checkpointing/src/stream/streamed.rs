@@ -9,11 +9,9 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::layout::{Entry, Layout};
-use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
 use super::uses::Uses;
 use super::values::{Fill, empty};
-use super::writer::{Put, Writer};
 use crate::Error;
 
 /// Parameters that live in a [`Store`], with their gradients and the optimizer's state.
@@ -53,22 +51,20 @@ pub struct Streamed(Arc<Shared>);
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub(crate) parameters: Streamed,
-    /// The values that are read next, after those of the first pass and after those of the second. They are read ahead.
+    /// The values that are read next, after those of the first pass and after those of the second.
     pub(crate) neighbours: [Vec<Blob>; 2],
 }
 
 impl Source {
-    /// Begins to read the values that are needed after the first pass (0) or the second (1).
+    /// Tells the store the values that are read after the first pass (0) or the second (1).
     pub(crate) fn read_ahead(&self, pass: usize) {
-        self.parameters.0.prefetch.begin(self.neighbours[pass].clone());
+        self.parameters.0.store.read_ahead(&self.neighbours[pass]);
     }
 }
 
 struct Shared {
     store: Arc<dyn Store>,
     layout: Layout,
-    prefetch: Prefetch,
-    writer: Writer,
     state: Mutex<State>,
 }
 
@@ -187,13 +183,7 @@ impl Streamed {
 
     fn new(store: Arc<dyn Store>, layout: Layout, note: String) -> Self {
         let state = Mutex::new(State { note, ..State::default() });
-        Self(Arc::new(Shared {
-            prefetch: Prefetch::new(store.clone()),
-            writer: Writer::default(),
-            store,
-            layout,
-            state,
-        }))
+        Self(Arc::new(Shared { store, layout, state }))
     }
 
     /// The note of the last commit of streamed parameters to `store`. `None` for an empty store.
@@ -217,11 +207,9 @@ impl Streamed {
         let parameters = self.0.layout.entries.clone();
         let text = serde_json::to_string(&Note { parameters, note: note.to_owned() });
         let text = text.map_err(|e| Error::Store { path: "the note".into(), reason: e.to_string() })?;
-        self.0.writer.finish()?;
         let mut state = self.lock();
         let written: Vec<Blob> = state.written.iter().copied().collect();
         self.0.store.commit(&written, &text)?;
-        self.0.prefetch.forget();
         state.note = note.to_owned();
         state.uses.clear();
         state.summed.clear();
@@ -231,8 +219,6 @@ impl Streamed {
 
     /// Drops the sums of gradients, and an update that was not committed: before a step is repeated that has failed in its backward pass.
     pub fn discard(&self) {
-        // What it was to write does not count any more.
-        let _ = self.0.writer.finish();
         let mut state = self.lock();
         state.summed.clear();
         state.written.clear();
@@ -270,7 +256,7 @@ impl Streamed {
         part: Option<usize>,
         which: impl Fn(usize) -> bool,
     ) -> Result<M, Error> {
-        let mut fill = Fill { layout: &self.0.layout, prefetch: &self.0.prefetch, which, part, failure: None };
+        let mut fill = Fill { layout: &self.0.layout, store: &*self.0.store, which, part, failure: None };
         let module = module.map(&mut fill);
         fill.failure.map_or(Ok(module), Err)
     }
@@ -350,10 +336,13 @@ impl Streamed {
     }
 
     pub(super) fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
-        if blob.content.is_of_step() {
-            self.0.writer.finish()?;
-        }
-        self.0.store.read(blob)
+        let mut bytes = vec![];
+        Ok(self.read_into(blob, &mut bytes)?.then_some(bytes))
+    }
+
+    /// Appends a blob to `bytes`. Returns whether there is one.
+    pub(super) fn read_into(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+        self.0.store.read(blob, bytes)
     }
 
     /// Writes the next version of a blob, for the next commit.
@@ -366,11 +355,6 @@ impl Streamed {
     /// Writes a blob of the step that is under way.
     pub(super) fn put(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
         self.0.store.write(blob, bytes)
-    }
-
-    /// Begins to write blobs of the step that is under way on another thread.
-    pub(super) fn begin_to_put(&self, puts: Vec<Put>) -> Result<(), Error> {
-        self.0.writer.begin(self.0.store.clone(), puts)
     }
 
     /// The first number that no input has.

@@ -21,7 +21,7 @@ impl Streamed {
     pub fn each_gradient(&self, device: &Device, mut each: impl FnMut(Tensor<1>)) -> Result<(), Error> {
         for number in self.summed() {
             let (entry, content) = (&self.layout().entries[number], Content::Gradient);
-            let bytes = read_parts(number, entry, content, None, |blob| self.read(blob))?;
+            let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_into(blob, bytes))?;
             each(tensor(Blob::new(number, content, 0), bytes, &[entry.shape.iter().product()], device)?);
         }
         Ok(())

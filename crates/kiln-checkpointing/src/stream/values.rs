@@ -7,7 +7,6 @@ use burn::tensor::{DType, Tensor};
 
 use super::bytes::{bytes_of, missing, tensor};
 use super::layout::{Entry, Layout};
-use super::prefetch::Prefetch;
 use super::store::{Blob, Content, Store};
 use crate::Error;
 
@@ -99,29 +98,23 @@ pub(super) fn read_parts(
     entry: &Entry,
     content: Content,
     only: Option<usize>,
-    read: impl Fn(Blob) -> Result<Option<Vec<u8>>, Error>,
+    read: impl Fn(Blob, &mut Vec<u8>) -> Result<bool, Error>,
 ) -> Result<Vec<u8>, Error> {
-    let part = |part| {
+    let parts = only.map_or(0..entry.parts(), |only| only..only + 1);
+    let mut bytes = Vec::with_capacity(parts.clone().map(|part| entry.bytes_of(part).len()).sum());
+    for part in parts {
         let blob = Blob::new(number, content, part);
-        read(blob)?.ok_or_else(|| missing(blob))
-    };
-    match (only, entry.parts()) {
-        (Some(only), _) => part(only),
-        (None, 1) => part(0),
-        (None, parts) => {
-            let mut bytes = Vec::with_capacity(entry.bytes_of(parts - 1).end);
-            for number in 0..parts {
-                bytes.extend_from_slice(&part(number)?);
-            }
-            Ok(bytes)
+        if !read(blob, &mut bytes)? {
+            return Err(missing(blob));
         }
     }
+    Ok(bytes)
 }
 
 /// Gives the parameters with certain numbers their values, or the value of one part.
 pub(super) struct Fill<'a, F> {
     pub(super) layout: &'a Layout,
-    pub(super) prefetch: &'a Prefetch,
+    pub(super) store: &'a dyn Store,
     pub(super) which: F,
     pub(super) part: Option<usize>,
     pub(super) failure: Option<Error>,
@@ -134,7 +127,7 @@ impl<F: Fn(usize) -> bool> ModuleMapper for Fill<'_, F> {
             return param;
         }
         let entry = &self.layout.entries[number];
-        let (content, read) = (Content::Value, |blob| self.prefetch.take(blob));
+        let (content, read) = (Content::Value, |blob, bytes: &mut Vec<u8>| self.store.read(blob, bytes));
         let bytes = read_parts(number, entry, content, self.part, read);
         let shape = self.part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
         let blob = Blob::new(number, content, self.part.unwrap_or(0));

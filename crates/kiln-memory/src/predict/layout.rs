@@ -42,8 +42,7 @@ impl Layout {
             offloaded::shorten(trace, &mut blocks, &next);
         }
         if let Some(streamed) = &trace.stored {
-            let on_host = profile.kernels == Kernels::Flex;
-            stored::divide(trace, streamed, &mut blocks, &mut workspaces, &next, on_host);
+            stored::divide(trace, streamed, &mut blocks, &mut workspaces, &next);
         }
         Self { batch: sizes.batch, blocks, workspaces, next }
     }

@@ -1,10 +1,9 @@
 //! A step whose gradients and optimizer state are in a store, and the parameters of its streamed segments.
 //!
 //! A recorded step has all of them as tensors that exist throughout. In such a step, the parameters of a streamed segment are in memory
-//! while the segment runs, and while the one before it runs forward, because they are read ahead. Their gradients, with the sums that these are
-//! added to, are there during the segment's backward pass. The update has one parameter in memory at a time.
+//! while the segment runs. Their gradients, with the sums that these are added to, are there during the segment's backward pass. The update has one parameter in memory at a time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::trace::{StepTrace, TraceRole};
@@ -23,23 +22,28 @@ struct Segment<'a> {
     forward: Range<usize>,
     /// The operations of its second pass and of its backward pass.
     backward: Range<usize>,
-    /// The first operation that makes a gradient: sums are read before.
+    /// The first operation of the backward pass: sums are read before.
     sums: usize,
 }
 
-/// Divides the lifetimes of `blocks`, and replaces the recorded update. `streamed` are the blocks of the streamed segments. `on_host`: whether
-/// tensors are in the host's memory, from which they are written.
+/// Divides the lifetimes of `blocks`, and replaces the recorded update. `streamed` are the blocks of the streamed segments.
 pub(super) fn divide(
     trace: &StepTrace,
     streamed: &[Range<usize>],
     blocks: &mut Vec<Block>,
     workspaces: &mut [u64],
     next: &[u32],
-    on_host: bool,
 ) {
     let [start, _, update, end] = trace.phases;
     let segments = segments(trace, streamed);
     let used = uses(trace);
+    // A gradient that exists before a segment's backward pass is a sum.
+    let is_sum = |block: &&Block| !segments.iter().any(|segment| segment.backward.contains(&(block.born as usize)));
+    let gradient_of = |block: &Block| {
+        let gradient = |tensor: &u32| trace.tensors[*tensor as usize].role == TraceRole::Gradient;
+        trace.path_of(tensors_of(block, next).find(gradient)? as usize)
+    };
+    let summed: BTreeSet<&str> = blocks.iter().filter(is_sum).filter_map(gradient_of).collect();
     let (mut divided, mut state, mut learned, mut largest) = (vec![], 0, 0, 0);
     for block in blocks.iter().filter(|block| block.dies as usize >= start) {
         let tensors = || tensors_of(block, next);
@@ -67,32 +71,22 @@ pub(super) fn divide(
                 None => divided.push(*block),
             }
         } else if gradient.is_some() {
-            let pass = place.map_or(start..update, |place| segments[place].sums..segments[place].backward.end);
-            let born = if place.is_some() { block.born.max(pass.start as u32) } else { block.born };
-            divided.push(Block { born, dies: (pass.end as u32 - 1).max(born), ..*block });
+            let (born, dies) = match place.map(|place| &segments[place]) {
+                None => (block.born, update as u32 - 1),
+                Some(Segment { backward, sums, .. }) => match backward.contains(&(block.born as usize)) {
+                    // A gradient is added to its sum as soon as it is made.
+                    true if path.is_some_and(|path| summed.contains(path)) => (block.born, block.born),
+                    true => (block.born, backward.end as u32 - 1),
+                    false => (*sums as u32, backward.end as u32 - 1),
+                },
+            };
+            divided.push(Block { born, dies: dies.max(born), ..*block });
         } else {
             let first = tensors().filter_map(|tensor| used[tensor as usize]).map(|(first, _)| first).min();
             match (block.born as usize) < start && first.is_none_or(|first| first >= update) {
                 true => state += block.bytes,
                 false => divided.push(Block { dies: block.dies.min(update as u32 - 1), ..*block }),
             }
-        }
-    }
-    // When the values of a segment are gone, its gradients are written. On the CPU they exist until they are, at the latest when the next
-    // segment reads sums.
-    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-    for block in divided.iter().filter(|_| on_host) {
-        let gradient = |tensor: &u32| trace.tensors[*tensor as usize].role == TraceRole::Gradient;
-        let path = tensors_of(block, next).find(gradient).and_then(|tensor| trace.path_of(tensor as usize));
-        let bytes = sums.entry(path.unwrap_or_default()).or_default();
-        *bytes = block.bytes.max(*bytes);
-    }
-    for segment in segments.iter().filter(|segment| segment.backward.end < update) {
-        let written: u64 = segment.parameters.iter().filter_map(|path| sums.get(path)).sum();
-        let later = segments.iter().filter(|other| other.backward.start >= segment.backward.end);
-        let until = later.map(|other| other.sums).min().unwrap_or(update);
-        for workspace in &mut workspaces[segment.backward.end..until.max(segment.backward.end + 1)] {
-            *workspace += written;
         }
     }
     *blocks = divided;
@@ -104,14 +98,8 @@ pub(super) fn divide(
 
 /// The operations during which a streamed parameter is in memory.
 fn visits<'a>(segments: &'a [Segment<'a>], path: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
-    let of = segments.iter().enumerate().filter(move |(_, segment)| segment.parameters.contains(path));
-    of.flat_map(|(index, segment)| {
-        let before = index.checked_sub(1).map(|before| segments[before].forward.clone());
-        let ahead = before.filter(|before| before.end == segment.forward.start);
-        let forward = ahead.map_or(segment.forward.start, |ahead| ahead.start)..segment.forward.end;
-        // In the backward pass it is read when the values of the segment behind it are gone.
-        [forward, segment.backward.clone()]
-    })
+    let of = segments.iter().filter(move |segment| segment.parameters.contains(path));
+    of.flat_map(|segment| [segment.forward.clone(), segment.backward.clone()])
 }
 
 fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<'a>> {
@@ -135,14 +123,9 @@ fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<
         let mut used = (backward..update).filter(uses);
         let first = used.next().unwrap_or(backward);
         let last = used.next_back().unwrap_or(first);
-        let makes = |index: &usize| {
-            trace.graph.outputs_at(*index).iter().any(|tensor| {
-                trace.tensors[*tensor as usize].role == TraceRole::Gradient
-                    && trace.path_of(*tensor as usize).is_some_and(|path| parameters.contains(path))
-            })
-        };
-        let sums = (first..last).find(makes).unwrap_or(first);
         let forward = trace.cuts[blocks.start]..trace.cuts[blocks.end];
+        // The second pass has the operations of the first one.
+        let sums = forward.clone().find(uses).map_or(first, |begins| (first + forward.end - begins).min(last));
         segments.push(Segment { forward, backward: first..last + 1, sums, parameters });
     }
     segments

@@ -93,8 +93,8 @@ impl Failing {
 }
 
 impl Store for Failing {
-    fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
-        self.used().and_then(|()| self.store.read(blob))
+    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+        self.used().and_then(|()| self.store.read(blob, bytes))
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
