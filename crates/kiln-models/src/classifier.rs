@@ -1,7 +1,7 @@
 //! Any image classifier of this crate, chosen by name when a program runs.
 
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor};
-use burn::store::SafetensorsStore;
+use burn::store::{KeyRemapper, ModuleAdapter, SafetensorsStore};
 use burn::tensor::{Device, Tensor};
 
 use crate::Error;
@@ -247,8 +247,8 @@ impl SafetensorsModel for Classifier {
         each!(Classifier, self, model => model.reading(store))
     }
 
-    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
-        each!(Classifier, self, model => model.writing(store, values))
+    fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        each!(Classifier, self, model => model.writing(values))
     }
 
     fn head_path(&self) -> Option<&'static str> {

@@ -48,6 +48,7 @@ mod layers;
 mod mobilenet;
 mod resnet;
 mod safetensors;
+mod safetensors_file;
 mod shufflenet_v2;
 mod unet;
 mod vit;

@@ -13,6 +13,7 @@ use crate::Error;
 use crate::gpt::Gpt;
 use crate::mobilenet::MobileNet;
 use crate::resnet::ResNet;
+use crate::safetensors_file;
 use crate::shufflenet_v2::ShuffleNetV2;
 use crate::unet::Unet;
 use crate::vit::Vit;
@@ -25,7 +26,7 @@ pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
     #[doc(hidden)]
-    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore;
+    fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper);
     /// The path of the layer whose outputs are the classes, if the model has such a layer of its own.
     #[doc(hidden)]
     fn head_path(&self) -> Option<&'static str>;
@@ -74,17 +75,16 @@ pub trait SafetensorsModel: Module + Sized {
     }
 
     /// Writes as [`save_safetensors`](Self::save_safetensors) does, with the tensors that `values` gives in place of the model's own, for
-    /// a model whose values are elsewhere. One tensor is read at a time.
+    /// a model whose values are elsewhere. One tensor is read at a time, and one in a file some MiB at a time.
     ///
     /// # Errors
     /// [`Error::Save`] when a tensor cannot be read, or the file not be written.
     fn save_safetensors_with(&self, path: impl AsRef<Path>, values: impl ModuleAdapter + 'static) -> Result<(), Error> {
         let path = path.as_ref();
-        let store = SafetensorsStore::from_file(path).clear_metadata().metadata("format", "pt").overwrite(true);
+        let (adapter, remapper) = self.writing(Values(Box::new(values)));
         // `valid` folds the running statistics of all threads into the value that is saved.
-        self.valid()
-            .save_into(&mut self.writing(store, Values(Box::new(values))))
-            .map_err(|e| Error::Save { path: path.to_owned(), reason: one_line(&e) })
+        let tensors = remapper.remap(self.valid().collect(None, Some(adapter), false)).0;
+        safetensors_file::write(path, tensors).map_err(|reason| Error::Save { path: path.to_owned(), reason })
     }
 }
 
@@ -197,9 +197,9 @@ macro_rules! by_names {
                 store.remap(remapper).with_from_adapter(PyTorchToBurnAdapter)
             }
 
-            fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
+            fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
                 let remapper = renamed(&self.names(), |(ours, theirs)| [ours, theirs]);
-                store.with_to_adapter(values.chain(BurnToPyTorchAdapter)).remap(remapper)
+                (Box::new(values.chain(BurnToPyTorchAdapter)), remapper)
             }
 
             fn head_path(&self) -> Option<&'static str> {
@@ -218,10 +218,9 @@ impl SafetensorsModel for ResNet {
             .with_from_adapter(PyTorchToBurnAdapter)
     }
 
-    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
-        store
-            .with_to_adapter(values.chain(BurnToPyTorchAdapter))
-            .remap(remap(&[(r"\.downsample\.conv\.", ".downsample.0."), (r"\.downsample\.norm\.", ".downsample.1.")]))
+    fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        let names = [(r"\.downsample\.conv\.", ".downsample.0."), (r"\.downsample\.norm\.", ".downsample.1.")];
+        (Box::new(values.chain(BurnToPyTorchAdapter)), remap(&names))
     }
 
     fn head_path(&self) -> Option<&'static str> {
@@ -240,12 +239,8 @@ impl SafetensorsModel for Gpt {
         ]))
     }
 
-    fn writing(&self, store: SafetensorsStore, values: Values) -> SafetensorsStore {
-        store.with_to_adapter(values).remap(remap(&[
-            (r"\.gamma$", ".weight"),
-            (r"\.beta$", ".bias"),
-            (r"^", "transformer."),
-        ]))
+    fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        (Box::new(values), remap(&[(r"\.gamma$", ".weight"), (r"\.beta$", ".bias"), (r"^", "transformer.")]))
     }
 
     /// The output layer is the embedding of the tokens.

@@ -1,0 +1,71 @@
+//! Writes a safetensors file piece by piece: burn's and the format's own writer have each tensor in memory as a whole, twice.
+
+use std::collections::HashMap;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use burn::store::burn_pack::{AtomicFile, Tensor};
+use burn::tensor::DType;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+/// The most bytes of a tensor that are read at once, if they are elsewhere.
+const PIECE: usize = 8 << 20;
+
+/// Writes `tensors` to `path`. An older file is replaced when the new one is complete.
+///
+/// # Errors
+/// The reason.
+pub(crate) fn write(path: &Path, tensors: Vec<Tensor>) -> Result<(), String> {
+    let (tensors, header) = header(tensors)?;
+    let (scratch, file) = AtomicFile::create(path).map_err(|e| e.to_string())?;
+    let mut file = BufWriter::new(file);
+    let io = |e: io::Error| e.to_string();
+    file.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| file.write_all(&header)).map_err(io)?;
+    for tensor in tensors {
+        let bytes = tensor.to_bytes().map_err(|e| format!("{}: {e}", tensor.name))?;
+        for start in (0..bytes.len()).step_by(PIECE) {
+            let end = (start + PIECE).min(bytes.len());
+            // Bytes that are in memory have no view.
+            match bytes.view(start, end) {
+                Ok(piece) => file.write_all(&piece),
+                Err(_) => file.write_all(&bytes[start..end]),
+            }
+            .map_err(io)?;
+        }
+    }
+    drop(file.into_inner().map_err(|e| e.to_string())?);
+    scratch.commit().map_err(|e| e.to_string())
+}
+
+/// The tensors in the order of the file, and its header. The format has large dtypes first, and names in their order.
+fn header(tensors: Vec<Tensor>) -> Result<(Vec<Tensor>, Vec<u8>), String> {
+    let with_dtype = |tensor: Tensor| Ok((dtype(&tensor)?, tensor));
+    let mut tensors = tensors.into_iter().map(with_dtype).collect::<Result<Vec<_>, String>>()?;
+    tensors.sort_by(|(left, a), (right, b)| right.cmp(left).then_with(|| a.name.cmp(&b.name)));
+    let mut end = 0;
+    let infos = tensors.iter().map(|(dtype, tensor)| {
+        let start = end;
+        end += tensor.byte_len();
+        let info = TensorInfo { dtype: *dtype, shape: tensor.shape.to_vec(), data_offsets: (start, end) };
+        (tensor.name.clone(), info)
+    });
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos.collect()).map_err(|e| e.to_string())?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok((tensors.into_iter().map(|(_, tensor)| tensor).collect(), header))
+}
+
+fn dtype(tensor: &Tensor) -> Result<Dtype, String> {
+    Ok(match tensor.dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::U8 => Dtype::U8,
+        other => return Err(format!("tensor '{}' is {other:?}, which a file of a model does not have", tensor.name)),
+    })
+}
