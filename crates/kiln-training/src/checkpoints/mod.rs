@@ -1,5 +1,6 @@
 //! The directory of a run's checkpoints: saved atomically, the newest few of them.
 
+mod joined;
 mod manifest;
 mod stored;
 

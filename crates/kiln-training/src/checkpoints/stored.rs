@@ -11,6 +11,7 @@ use burn::tensor::{Bool, Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_pack::{Reader, Tensor as Packed, Writer};
 use kiln_checkpointing::Streamed;
 
+use super::joined::{JOINED, Joined};
 use super::manifest::{MODEL, OPTIMIZER};
 use crate::optimizer::StateRecord;
 
@@ -19,12 +20,13 @@ use crate::optimizer::StateRecord;
 /// # Errors
 /// The reason.
 pub(crate) fn save_stored<M: Module>(streamed: &Streamed, model: &M, path: &Path) -> Result<(), String> {
-    let mut collect = Collect { streamed, place: vec![], tensors: vec![] };
+    let joined = Joined::at(path.join(JOINED));
+    let mut collect = Collect { streamed, joined: &joined, place: vec![], tensors: vec![] };
     model.visit(&mut collect);
     Writer::new(collect.tensors).write_to_file(path.join(MODEL)).map_err(|e| e.to_string())?;
     let mut state = StateRecord::default();
     for id in streamed.ids() {
-        state.extend(whole_state(streamed, id)?);
+        state.extend(whole_state(streamed, id, &joined)?);
     }
     state.writer().write_to_file(path.join(OPTIMIZER)).map_err(|e| e.to_string())
 }
@@ -35,8 +37,10 @@ pub(crate) fn save_stored<M: Module>(streamed: &Streamed, model: &M, path: &Path
 pub struct StoredValues(HashMap<u64, Packed>);
 
 impl StoredValues {
-    pub(crate) fn of(streamed: &Streamed, model: &impl Module) -> Self {
-        let mut collect = Collect { streamed, place: vec![], tensors: vec![] };
+    /// `directory`: where a file may be made while a large tensor is written.
+    pub(crate) fn of(streamed: &Streamed, model: &impl Module, directory: Option<&Path>) -> Self {
+        let joined = directory.map(|directory| Joined::at(directory.join(JOINED))).unwrap_or_default();
+        let mut collect = Collect { streamed, joined: &joined, place: vec![], tensors: vec![] };
         model.visit(&mut collect);
         let tensors = collect.tensors.into_iter().filter_map(|tensor| Some((tensor.param_id?, tensor)));
         Self(tensors.filter(|(id, _)| streamed.contains((*id).into())).collect())
@@ -111,7 +115,7 @@ pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path)
 }
 
 /// The state of a parameter: its tensors are those of the parts, one after the other, and are read when they are written.
-fn whole_state(streamed: &Streamed, id: ParamId) -> Result<StateRecord, String> {
+fn whole_state(streamed: &Streamed, id: ParamId, joined: &Joined) -> Result<StateRecord, String> {
     let parts = streamed.parts(id);
     // The numbers and texts of all parts are equal.
     let Some(bytes) = streamed.state(id, 0).map_err(|e| e.to_string())? else { return Ok(StateRecord::default()) };
@@ -123,14 +127,13 @@ fn whole_state(streamed: &Streamed, id: ParamId) -> Result<StateRecord, String> 
             shape[0] = rows;
         }
         let length = shape.num_elements() * dtype.size();
-        let (streamed, of, parts) = (streamed.clone(), name.clone(), parts.len());
+        let (streamed, of, parts, joined) = (streamed.clone(), name.clone(), parts.len(), joined.clone());
         let read = move || {
-            let mut bytes = Vec::with_capacity(length);
-            for part in 0..parts {
+            let part = |part| {
                 let state = streamed.state(id, part).map_err(io)?.unwrap_or_default();
-                bytes.extend_from_slice(&Reader::from_bytes(Bytes::from_bytes_vec(state))?.tensor_data(&of)?);
-            }
-            Ok(Bytes::from_bytes_vec(bytes))
+                Reader::from_bytes(Bytes::from_bytes_vec(state))?.tensor_data(&of)
+            };
+            joined.of((0..parts).map(part))
         };
         whole.tensors.push(Packed::deferred(name, dtype, shape, Some(id.val()), length, read));
     }
@@ -162,6 +165,7 @@ fn io(error: kiln_checkpointing::Error) -> burn_pack::Error {
 /// Collects the tensors of a model as burn's record has them. Those in the store are read when they are written.
 struct Collect<'a> {
     streamed: &'a Streamed,
+    joined: &'a Joined,
     place: Vec<String>,
     tensors: Vec<Packed>,
 }
@@ -189,9 +193,14 @@ impl ModuleVisitor for Collect<'_> {
         let hollow = param.transform_for_save().val();
         let (shape, dtype) = (hollow.dims(), hollow.dtype());
         let length = shape.iter().product::<usize>() * dtype.size();
-        let (streamed, param) = (self.streamed.clone(), param.clone());
-        let id = param.id.val();
+        let (streamed, param, joined) = (self.streamed.clone(), param.clone(), self.joined.clone());
+        let (id, parts) = (param.id.val(), streamed.parts(param.id).len());
+        let in_parts = parts > 1 && is_saved_as_it_is(&param);
         let read = move || {
+            if in_parts {
+                let part = |part| streamed.value_of_part(param.id, part).map_err(io);
+                return joined.of((0..parts).map(part));
+            }
             let value = streamed.value::<D>(param.id, &param.device().inner()).map_err(io)?;
             let value = value.ok_or_else(|| burn_pack::Error::IoError("a parameter is not in the store".into()))?;
             let filled = param.clone().map(|_| value);
@@ -209,6 +218,18 @@ impl ModuleVisitor for Collect<'_> {
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         self.resident(param.id, param.transform_for_save().val());
     }
+}
+
+/// Whether the values of a parameter have the same order in memory and in a checkpoint.
+fn is_saved_as_it_is<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    let mut shape = [1; D];
+    let elements = (0..D.min(2)).fold(1, |elements, axis| {
+        shape[axis] = axis + 2;
+        elements * (axis + 2)
+    });
+    let probe = Tensor::<1, Int>::arange(0..elements as i64, &param.device().inner()).float().reshape(shape);
+    let saved = param.clone().map(|_| probe.clone()).transform_for_save().into_value();
+    saved.dims() == probe.dims() && saved.into_data() == probe.into_data()
 }
 
 /// A tensor in a file: its dtype, its shape, the id of its parameter, and its bytes, which are read when they are used.
@@ -229,23 +250,48 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
+    /// The tensor of the file that has the place of a parameter with this id and this shape.
+    fn find(&mut self, id: ParamId, expected: &[usize]) -> Result<(DType, Bytes), String> {
+        let path = self.place.join(".");
+        let (dtype, shape, old, bytes) = self.tensors.remove(&path).ok_or_else(|| format!("it has no {path}"))?;
+        if shape.as_slice() != expected {
+            return Err(format!("{path} is {:?}, expected {expected:?}", shape.as_slice()));
+        }
+        self.own.extend(old.map(|old| (old, id)));
+        Ok((dtype, bytes))
+    }
+
     fn take<const D: usize, K: Basic>(
         &mut self,
         id: ParamId,
         expected: [usize; D],
         device: &Device,
     ) -> Option<Tensor<D, K>> {
-        let path = self.place.join(".");
-        let Some((dtype, shape, old, bytes)) = self.tensors.remove(&path) else {
-            self.failure.get_or_insert(format!("it has no {path}"));
-            return None;
-        };
-        if shape.as_slice() != expected {
-            self.failure.get_or_insert(format!("{path} is {:?}, expected {expected:?}", shape.as_slice()));
-            return None;
+        match self.find(id, &expected) {
+            Ok((dtype, bytes)) => {
+                Some(Tensor::from_data(TensorData::from_bytes(bytes, expected, dtype), (device, dtype)))
+            }
+            Err(reason) => {
+                self.failure.get_or_insert(reason);
+                None
+            }
         }
-        self.own.extend(old.map(|old| (old, id)));
-        Some(Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (device, dtype)))
+    }
+
+    /// Writes the value of a parameter into the store, one part after the other.
+    fn take_parts(&mut self, id: ParamId, expected: impl AsRef<[usize]>) -> Result<(), String> {
+        let (dtype, bytes) = self.find(id, expected.as_ref())?;
+        let path = self.place.join(".");
+        if dtype != DType::F32 {
+            return Err(format!("{path} is {dtype:?}, expected F32"));
+        }
+        let row = bytes.len() / expected.as_ref()[0].max(1);
+        for (part, rows) in self.streamed.parts(id).into_iter().enumerate() {
+            let value = bytes.view(rows.start * row, rows.end * row);
+            let value = value.map_err(|_| format!("{path} is too short"))?;
+            self.streamed.write_value_of_part(id, part, &value).map_err(|e| e.to_string())?;
+        }
+        Ok(())
     }
 }
 
@@ -260,13 +306,20 @@ impl ModuleMapper for Load<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, expected) = (param.id, param.transform_for_save().val().dims());
-        let Some(tensor) = self.take(id, expected, &param.device()) else { return param };
-        let loaded = param.clone().transform_for_load(tensor, id);
-        if !self.streamed.contains(id) {
-            return loaded;
-        }
-        if let Err(error) = self.streamed.write_value(id, loaded.val().inner()) {
-            self.failure.get_or_insert(error.to_string());
+        let in_parts = self.streamed.parts(id).len() > 1 && is_saved_as_it_is(&param);
+        let written = match in_parts {
+            true => self.take_parts(id, expected),
+            false => {
+                let Some(tensor) = self.take(id, expected, &param.device()) else { return param };
+                let loaded = param.clone().transform_for_load(tensor, id);
+                if !self.streamed.contains(id) {
+                    return loaded;
+                }
+                self.streamed.write_value(id, loaded.val().inner()).map_err(|e| e.to_string())
+            }
+        };
+        if let Err(reason) = written {
+            self.failure.get_or_insert(reason);
         }
         param
     }

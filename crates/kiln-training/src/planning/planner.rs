@@ -99,18 +99,21 @@ impl Planner {
     }
 
     /// The fastest plan within `limit_bytes`, in the first precision that has one. It uses the run's own optimizer or one that gives the
-    /// same numbers. If there is no such plan, it uses the first other optimizer that has one.
+    /// same numbers. If there is no such plan, it uses the first other optimizer that has one. Only if none fits, it streams blocks.
     ///
     /// # Errors
     /// [`Error::NothingFits`] with the plan that takes least, and [`Error::Predict`].
     pub fn choose(&self, limit_bytes: u64) -> Result<StepPlan, Error> {
+        let (same, others): (Vec<_>, Vec<_>) =
+            self.alternatives.iter().partition(|planner| planner.optimizer.has_same_numbers());
+        let same = [self].into_iter().chain(same).collect();
+        let groups: Vec<Vec<&Self>> = [same].into_iter().chain(others.into_iter().map(|other| vec![other])).collect();
         let mut smallest: Option<StepPlan> = None;
-        for precision in self.precisions() {
-            let (same, others): (Vec<_>, Vec<_>) =
-                self.alternatives.iter().partition(|planner| planner.optimizer.has_same_numbers());
-            let same = [self].into_iter().chain(same).collect();
-            for planners in [same].into_iter().chain(others.into_iter().map(|planner| vec![planner])) {
-                let plans = planners.iter().map(|planner| planner.candidates(precision, limit_bytes));
+        for store in self.places() {
+            for (precision, planners) in
+                self.precisions().flat_map(|precision| groups.iter().map(move |g| (precision, g)))
+            {
+                let plans = planners.iter().map(|planner| planner.candidates_in(&[store], precision, limit_bytes));
                 let plans = plans.collect::<Result<Vec<_>, _>>()?.concat();
                 if let Some(plan) = StepPlan::fastest(&plans) {
                     return Ok(plan.clone());
@@ -129,7 +132,7 @@ impl Planner {
     pub(crate) fn solve(&self, limit_bytes: u64) -> Result<StepPlan, Error> {
         let Some((precision, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
-        let plan = self.best(step, *precision, micro_batch, limit_bytes)?;
+        let plan = self.best(step, &self.places(), *precision, micro_batch, limit_bytes)?;
         if plan.fits { Ok(plan) } else { Err(self.nothing_fits(limit_bytes, &plan)?) }
     }
 
@@ -178,11 +181,26 @@ impl Planner {
         Ok(Error::NothingFits { limit_bytes, least, largest, largest_bytes })
     }
 
-    /// The best plan for each micro-batch: whole batches, halves, quarters and so on, and the largest that needs no recomputation.
+    /// The best plan for each micro-batch: whole batches, halves, quarters and so on, and the largest that needs no recomputation. It
+    /// streams blocks only if that micro-batch does not fit otherwise.
     ///
     /// # Errors
     /// [`Error::Predict`].
     pub fn candidates(&self, precision: Precision, limit_bytes: u64) -> Result<Vec<StepPlan>, Error> {
+        self.candidates_in(&self.places(), precision, limit_bytes)
+    }
+
+    /// Where the parameters of a plan may be, in order of preference: in memory, and in a store that takes these seconds to move a byte.
+    fn places(&self) -> Vec<Option<f64>> {
+        [None].into_iter().chain(self.store.map(Some)).collect()
+    }
+
+    fn candidates_in(
+        &self,
+        places: &[Option<f64>],
+        precision: Precision,
+        limit_bytes: u64,
+    ) -> Result<Vec<StepPlan>, Error> {
         let Ok(step) = self.step_in(precision) else { return Ok(vec![]) };
         let allowed = largest_within(limit_bytes);
         let mut sizes: Vec<usize> = match self.micro_batch {
@@ -196,7 +214,7 @@ impl Planner {
         sizes.dedup();
         let mut plans = vec![];
         for size in sizes {
-            plans.push(self.best(step, precision, size, limit_bytes)?);
+            plans.push(self.best(step, places, precision, size, limit_bytes)?);
         }
         Ok(plans)
     }
@@ -230,6 +248,7 @@ impl Planner {
     fn best(
         &self,
         step: &RecordedStep,
+        places: &[Option<f64>],
         precision: Precision,
         micro_batch: usize,
         limit_bytes: u64,
@@ -243,8 +262,7 @@ impl Planner {
             return Ok(plain);
         }
         let mut smallest = plain;
-        // Memory is preferred to a store.
-        for store in [None, self.store].into_iter().take(1 + usize::from(self.store.is_some())) {
+        for store in places.iter().copied() {
             let moving = Moving { transfer: self.transfer, store };
             let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), moving)?;
             if let Some(found) = fastest(&costs, largest_within(limit_bytes), evaluated)? {

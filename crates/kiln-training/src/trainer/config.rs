@@ -79,7 +79,8 @@ pub struct MemoryConfig {
     /// Takes steps exactly as micro-batch, recomputed blocks and precision say, even if they are predicted to exceed the budget. Use it to
     /// resume a run with its earlier plan. Default: false.
     pub fixed_plan: bool,
-    /// Where the parameters, gradients and optimizer state are if the plan streams blocks. Default: a plan cannot.
+    /// Where the parameters, gradients and optimizer state are if the plan streams blocks. The planner takes such a plan only if no other
+    /// one fits into the budget. Default: a plan cannot.
     pub store: Option<StoreConfig>,
     /// Precisions that are allowed if a step does not fit into the budget in the run's own precision. Default: none.
     pub allowed_precisions: Vec<Precision>,

@@ -88,7 +88,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let scaling = self.run.loss_scaling.unwrap_or_else(|| Scaling::for_precision(precision));
         let policy = self.run.precision.clone().computing_in(precision);
         let scales_gradients = self.run.clip_norm.is_some() || scaling != Scaling::None;
-        let kind = StepKind { scales_gradients, store: self.memory.store.is_some() };
+        let kind = StepKind { scales_gradients, store: self.store_to_plan_with().is_some() };
         let build = |device: &Device| (self.attach)(self.model(device)?, &policy).map(|(model, _)| model);
         RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
     }
@@ -137,10 +137,16 @@ impl<T: Task> TrainerBuilder<'_, T> {
             micro_batch,
             checkpoints,
             transfer,
-            store: self.memory.store.as_ref().map(StoreConfig::seconds_per_byte),
+            store: self.store_to_plan_with().map(StoreConfig::seconds_per_byte),
         };
         planner.checkpoints = self.given_plan(&planner)?;
         Ok(planner)
+    }
+
+    /// The store, of a run that may have one.
+    fn store_to_plan_with(&self) -> Option<&StoreConfig> {
+        let divided = self.parallel.stages.is_some() || self.parallel.communicator.is_some();
+        self.memory.store.as_ref().filter(|_| !(divided || self.attaches || self.edit.is_some()))
     }
 
     /// The checkpoint plan that the settings name, if any.

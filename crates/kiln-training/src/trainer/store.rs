@@ -14,7 +14,7 @@ use super::trainer::Trainer;
 use crate::checkpoints::{StoredValues, load_stored, verify};
 use crate::error::Error;
 use crate::task::Task;
-use crate::transaction::{Apply, Attempted, Boundary, Decided, Lost, StepReport, TRIES, Waiting};
+use crate::transaction::{Apply, Attempted, Boundary, Decided, Lost, StepReport, StoreConfig, TRIES, Waiting};
 
 impl<T: Task> Trainer<T> {
     /// The store of the parameters of a run that streams blocks. The blocks of [`model`](Self::model) that are streamed have no values:
@@ -26,8 +26,12 @@ impl<T: Task> Trainer<T> {
     /// The values of the parameters that are in the store, to write [`model`](Self::model) to a file without having them in memory at once.
     /// Empty for a run without a store.
     pub fn stored_values(&self) -> StoredValues {
+        let directory = match &self.store {
+            Some(StoreConfig::Directory(directory)) => Some(directory.as_path()),
+            _ => None,
+        };
         let streamed = self.run.streamed.as_ref();
-        streamed.map(|streamed| StoredValues::of(streamed, &self.run.model)).unwrap_or_default()
+        streamed.map(|streamed| StoredValues::of(streamed, &self.run.model, directory)).unwrap_or_default()
     }
 
     /// Applies an attempt that succeeded. The update writes next versions into the store, and the commit makes them current together with

@@ -128,6 +128,11 @@ impl<T: Task> Trainer<T> {
         self.plan.as_deref()
     }
 
+    /// Whether the parameters of this run are in memory and could be in the store of its settings.
+    pub fn could_stream(&self) -> bool {
+        self.run.streamed.is_none() && self.planner.as_ref().is_some_and(|planner| planner.store.is_some())
+    }
+
     /// The planned load of each device, in a run with stages or replicas whose steps could be predicted.
     pub fn stage_plan(&self) -> Option<&StagePlan> {
         match self.plan.as_ref()? {
