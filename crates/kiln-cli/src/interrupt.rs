@@ -1,8 +1,8 @@
 //! Ctrl-C: the first one asks a run to stop and save, the second one ends the process.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -17,6 +17,11 @@ pub(crate) struct Interrupt(Arc<AtomicBool>);
 impl Interrupt {
     /// Listens for Ctrl-C and for the signals that end a process.
     pub(crate) fn listen() -> Result<Self> {
+        static LISTENING: Mutex<Option<Interrupt>> = Mutex::new(None);
+        let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(interrupt) = &*listening {
+            return Ok(interrupt.clone());
+        }
         let interrupt = Self::default();
         let flag = interrupt.0.clone();
         ctrlc::set_handler(move || {
@@ -25,7 +30,7 @@ impl Interrupt {
             }
         })
         .context("cannot listen for Ctrl-C")?;
-        Ok(interrupt)
+        Ok(listening.insert(interrupt).clone())
     }
 
     pub(crate) fn requested(&self) -> bool {

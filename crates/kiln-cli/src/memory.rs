@@ -61,7 +61,7 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
             "parallel.replicas in the settings file divides a batch, expected one replica to be measured".into()
         ));
     }
-    let (mut trainer, setup) = build(run, &device, call, &Interrupt::default(), None)?;
+    let (mut trainer, setup) = build(run, &device, call, &Interrupt::default(), None, None)?;
     let _ = trainer.set_data(&setup.data.train)?; // learning rates depend on the number of steps
     let of_stages = trainer.measure_stages()?;
     if !of_stages {

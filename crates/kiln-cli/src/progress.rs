@@ -4,7 +4,8 @@ use std::io::IsTerminal;
 
 use anyhow::Result;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
-use kiln_training::{Batch, BatchSource, Epoch};
+use kiln_data::Loader;
+use kiln_training::{Batch, BatchSource, Epoch, TrainingData};
 
 use crate::log::is_quiet;
 
@@ -139,6 +140,24 @@ impl Status {
 /// Four decimals, or scientific notation for a number with too many digits.
 fn short(loss: f64) -> String {
     if loss.abs() < 1000.0 || !loss.is_finite() { format!("{loss:.4}") } else { format!("{loss:.2e}") }
+}
+
+/// The data of a run, with a bar for each evaluation.
+pub(crate) struct WatchedData<'a, B: Batch> {
+    pub(crate) train: &'a Loader<B>,
+    pub(crate) test: Watched<'a, Loader<B>>,
+}
+
+impl<B: Batch> TrainingData for WatchedData<'_, B> {
+    type Batch = B;
+
+    fn train(&self) -> &dyn BatchSource<Batch = B> {
+        self.train
+    }
+
+    fn test(&self) -> Option<&dyn BatchSource<Batch = B>> {
+        Some(&self.test)
+    }
 }
 
 #[cfg(test)]

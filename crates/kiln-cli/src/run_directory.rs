@@ -21,19 +21,33 @@ const CLASSES: &str = "classes.txt";
 pub(crate) const HISTORY: &str = "history.jsonl";
 /// The file that a process locks while it works on a run.
 pub(crate) const LOCK: &str = "lock";
+/// The directory of runs whose own is not named.
+pub(crate) const RUNS: &str = "runs";
+/// The directory of parameters, gradients and optimizer state that do not fit into memory.
+const STORE: &str = "store";
 /// How often a lock is tried before it counts as held: a command that lists runs holds it for a moment.
 const TRIES: u32 = 5;
 
 /// The files of a run: its settings, metrics, checkpoints, the model, and the report.
 pub(crate) struct RunDirectory {
     path: PathBuf,
+    /// Until the run has begun: the directories that were made for it, the outermost first. They are removed again if it does not begin.
+    made: Option<Vec<PathBuf>>,
 }
 
 impl RunDirectory {
     /// Makes a new run in `out`, or in the next free `runs/NAME-NNN`, and writes its settings.
     pub(crate) fn create(out: Option<&Path>, name: &str, settings: &impl Serialize) -> Result<Self> {
-        let path = match out {
+        let mut directory = Self::reserve(out, name)?;
+        directory.begin(settings)?;
+        Ok(directory)
+    }
+
+    /// Makes the directory of a new run. It is removed again unless the run [begins](Self::begin).
+    pub(crate) fn reserve(out: Option<&Path>, name: &str) -> Result<Self> {
+        let (path, made) = match out {
             Some(path) => {
+                let made = missing(path);
                 let occupied = path.exists() && fs::read_dir(path).map_or(true, |mut entries| entries.next().is_some());
                 if occupied {
                     bail!(Usage(format!(
@@ -42,14 +56,24 @@ impl RunDirectory {
                     )));
                 }
                 fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", printable(&path)))?;
-                path.to_owned()
+                (path.to_owned(), made)
             }
-            None => next_free(Path::new("runs"), name)?,
+            None => {
+                let mut made = missing(Path::new(RUNS));
+                let path = next_free(Path::new(RUNS), name)?;
+                made.push(path.clone());
+                (path, made)
+            }
         };
-        let directory = Self { path };
+        Ok(Self { path, made: Some(made) })
+    }
+
+    /// Writes the settings of a new run.
+    pub(crate) fn begin(&mut self, settings: &impl Serialize) -> Result<()> {
         let text = toml::to_string_pretty(settings)?;
-        replace(&directory.file(CONFIG), text.as_bytes())?;
-        Ok(directory)
+        replace(&self.file(CONFIG), text.as_bytes())?;
+        self.made = None;
+        Ok(())
     }
 
     /// Keeps other processes from this run for as long as the returned file is open. A crash of this process releases it.
@@ -81,7 +105,12 @@ impl RunDirectory {
 
     /// The directory of an existing run.
     pub(crate) fn existing(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), made: None }
+    }
+
+    /// The store of a run that names none.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.path.join(STORE)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -100,6 +129,23 @@ impl RunDirectory {
     pub(crate) fn best(&self) -> Result<Option<PathBuf>> {
         Ok(Checkpoints::new(self.checkpoints(), 1)?.best())
     }
+}
+
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        let Some(made) = &self.made else { return };
+        let _ = fs::remove_dir_all(self.store());
+        // Only empty ones: others may use them by now.
+        made.iter().rev().for_each(|directory| drop(fs::remove_dir(directory)));
+    }
+}
+
+/// The directories that lack on the way to `path`, the outermost first.
+fn missing(path: &Path) -> Vec<PathBuf> {
+    let lacking = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let mut missing: Vec<PathBuf> = lacking.map(Path::to_owned).collect();
+    missing.reverse();
+    missing
 }
 
 fn next_free(runs: &Path, name: &str) -> Result<PathBuf> {

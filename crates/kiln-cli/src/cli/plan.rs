@@ -24,7 +24,7 @@ pub(crate) struct PlanArgs {
     /// Data set for the command of `train` that is printed [default: a placeholder]
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
-    /// Directory of `train --store`, from which blocks may be streamed [default: all are in memory]
+    /// Directory of `train --store`, from which blocks are streamed if nothing else fits [default: that of the run]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
     /// What layers compute in [default: f32 and bf16 are compared]

@@ -84,9 +84,9 @@ pub struct RunSettings {
     #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySetting>,
-    /// Directory for parameters, gradients and optimizer state [default: all are in memory]
+    /// Directory for parameters, gradients and optimizer state that do not fit [default: store, in that of the run]
     ///
-    /// Blocks whose parameters do not fit into --memory are streamed from there. After each step it has the whole run, which
+    /// If nothing fits into --memory otherwise, blocks are streamed from there. After each step it has the whole run, which
     /// --resume goes on with.
     #[arg(long, value_name = "DIR", value_parser = absolute_path(), help_heading = "Memory")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -274,10 +274,16 @@ impl RunSettings {
     pub(crate) fn leave_training(&mut self, device: Option<&String>) {
         self.device = device.cloned().unwrap_or_else(|| "flex".into());
         (self.memory, self.store) = (None, None);
-        if matches!(&self.checkpointing, Recompute::Plan(plan) if plan.streams())
-            || self.checkpointing == Recompute::Stream
-        {
+        if self.streams() {
             self.checkpointing = Recompute::None;
+        }
+    }
+
+    /// Whether the plan that the settings name streams blocks.
+    pub(crate) fn streams(&self) -> bool {
+        match &self.checkpointing {
+            Recompute::Plan(plan) => plan.streams(),
+            other => *other == Recompute::Stream,
         }
     }
 }

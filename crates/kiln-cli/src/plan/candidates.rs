@@ -31,6 +31,9 @@ pub(super) fn all(planner: &Planner, limit: u64, every: bool) -> Result<Vec<Step
     if !in_every_size(own)? || every {
         in_every_size(others)?;
     }
+    if all.iter().any(|plan| plan.fits && !plan.checkpoints.streams()) {
+        all.retain(|plan| !plan.checkpoints.streams());
+    }
     Ok(all)
 }
 

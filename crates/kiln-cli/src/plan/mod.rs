@@ -145,7 +145,11 @@ fn plan<T: Task>(
     let builder = builder
         .with_optimizer(move |model| optimizer.groups(model))
         .with_clip_norm(1.0)
-        .with(|settings| settings.memory.store = arguments.store.clone().map(StoreConfig::Directory))
+        .with(|settings| {
+            // That of a run, which a plan does not make.
+            let store = arguments.store.clone().unwrap_or_else(|| "store".into());
+            settings.memory.store = Some(StoreConfig::Directory(store));
+        })
         .with_precision(Policy::new(precisions[0]).keep_norms());
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.with_allowed_precision(*precision));
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
@@ -191,18 +195,11 @@ fn plan<T: Task>(
                 writeln!(out, "\n{note}")?;
             }
         }
-        None => {
-            let store = if arguments.store.is_none() {
-                "\n--store DIR plans with parameters that are in a directory."
-            } else {
-                ""
-            };
-            writeln!(
-                out,
-                "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\
-                 image or context would help most.{store}"
-            )?;
-        }
+        None => writeln!(
+            out,
+            "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\
+             image or context would help most."
+        )?,
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
 use crate::host::now;
 use crate::output::{path_json, print_json};
+use crate::run_directory::RUNS;
 use crate::settings_file::CONFIG;
 use crate::usage::Usage;
 
@@ -26,7 +27,7 @@ pub(super) const RIGHT: [usize; 6] = [3, 5, 6, 7, 8, 9];
 pub(super) const FLEXIBLE: [usize; 2] = [0, 1];
 
 pub(crate) fn run(arguments: &Runs) -> Result<()> {
-    let folder = arguments.folder.as_deref().unwrap_or(Path::new("runs"));
+    let folder = arguments.folder.as_deref().unwrap_or(Path::new(RUNS));
     let found = folders(folder, arguments.folder.is_some())?;
     let (mut runs, mut refused) = (vec![], vec![]);
     for path in found {

@@ -1,5 +1,6 @@
 //! The trainer of a run, from its settings and the options of the call.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
@@ -7,7 +8,7 @@ use burn::tensor::Device;
 use kiln_parallel::Communicator;
 use kiln_precision::Precision;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Trainer, TrainerBuilder};
+use kiln_training::{StoreConfig, Trainer, TrainerBuilder};
 
 use super::resume::{adjust, plans_again};
 use crate::cli::CallArgs;
@@ -19,13 +20,15 @@ use crate::words::counted;
 /// A trainer that is ready for its first step, and the rest of its run.
 pub(crate) type Built<P> = (Trainer<P>, Setup<P>);
 
-/// Builds the trainer: predicts, plans and allocates. Afterwards the settings describe how steps are taken.
+/// Builds the trainer: predicts, plans and allocates. Afterwards the settings describe how steps are taken. `store`: the directory for
+/// parameters, gradients and optimizer state that do not fit into memory, unless the settings name one.
 pub(crate) fn build<P: Pipeline>(
     mut run: Run<P>,
     device: &Device,
     call: &CallArgs,
     interrupt: &Interrupt,
     communicator: Option<Arc<dyn Communicator>>,
+    store: Option<PathBuf>,
 ) -> Result<Built<P>> {
     if run.setup.total_steps() == 0 {
         bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
@@ -42,11 +45,11 @@ pub(crate) fn build<P: Pipeline>(
     let builder = builder
         .with(|settings| settings.memory.profile = Some(profile))
         .with(|settings| settings.memory.loader_bytes = loader_bytes)
+        .with(|settings| settings.memory.store = settings.memory.store.take().or(store.map(StoreConfig::Directory)))
         .with_pause(move |pause| interrupt.wait(pause));
     let builder = divided(builder, &setup.settings.run, device, communicator)?;
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
-    let has_store = setup.settings.run.store.is_some();
-    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes, has_store))?;
+    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
     if let Some(plan) = trainer.plan() {
         setup.note(plan, trainer.limit_bytes());
     }
@@ -114,7 +117,7 @@ fn with_alternatives<'a, P: Pipeline>(
 }
 
 /// If no plan fits, names the option that makes the largest part of a step smaller.
-fn refused(error: kiln_training::Error, loader_bytes: u64, has_store: bool) -> anyhow::Error {
+fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
     let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
     let advice = match loader_bytes >= *largest_bytes {
         true => "--loader-memory makes the loader's part smaller",
@@ -123,8 +126,7 @@ fn refused(error: kiln_training::Error, loader_bytes: u64, has_store: bool) -> a
              --allow-8bit-optimizer where optimizer state is"
         }
     };
-    let store = if has_store { "" } else { "; --store DIR keeps parameters, gradients and that state in a directory" };
-    anyhow!("{error}; {advice}{store}")
+    anyhow!("{error}; {advice}")
 }
 
 /// Warns if a run has too few evaluations for its patience.

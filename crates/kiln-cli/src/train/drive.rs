@@ -10,19 +10,21 @@ use anyhow::{Error, Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
-use kiln_data::{Loader, LoaderStats, printable};
+use kiln_data::{LoaderStats, printable};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
-use kiln_training::{Batch, BatchSource, Checkpoints, Finish, Trainer, TrainingData};
+use kiln_training::{Checkpoints, Finish, Trainer};
 use serde_json::{Value, json};
 
 use super::build::{build, into_cli_error};
 use super::history::write_beginning;
 use super::initial_state::{report_taken, saves_first, start_from};
 use super::observe::Observer;
+use super::place::{directory, store};
 use super::results::{memory_page, predicted_peak, report, results, samples};
 use super::resume::{check_length, ended, note_changes};
 use super::schedule::schedule;
+use super::to_store::ToStore;
 use crate::advice::advised;
 use crate::atomic::replace;
 use crate::cli::CallArgs;
@@ -30,8 +32,8 @@ use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
 use crate::output::print_json;
-use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, Pipeline, Run, Setup, is_untrained};
-use crate::progress::{Progress, Watched};
+use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, Pipeline, Run, Setup};
+use crate::progress::{Progress, Watched, WatchedData};
 use crate::run_directory::RunDirectory;
 use crate::runs::{About, Outcome, RunRecord};
 use crate::shell::quoted;
@@ -48,8 +50,10 @@ pub(crate) fn drive<P: Pipeline>(
     let checkpoints = Checkpoints::new("", run.setup.settings.run.keep)?; // refused before a directory is made
     let interrupt = Interrupt::listen()?;
     let finder = run.findings.take();
-    let (trainer, setup) = build(run, device, call, &interrupt, communicator)?;
-    let mut session = Session::open(trainer, setup, checkpoints, call)?;
+    let directory = directory(run.setup.name, call)?;
+    let store = store(&run.setup.settings.run, &directory);
+    let (trainer, setup) = build(run, device, call, &interrupt, communicator, store)?;
+    let mut session = Session::open(trainer, setup, directory, checkpoints, call)?;
     let observer = session.observe(&interrupt)?;
     let before = session.setup.data.train.stats();
     let progress = observer.borrow().progress.clone();
@@ -65,6 +69,14 @@ pub(crate) fn drive<P: Pipeline>(
     if loaded.used_seconds > 0.0 {
         tracing::info!("data: {}", fitted(loaded.to_string().split("; "), "; "));
     }
+    let outcome = match outcome {
+        Err(error @ kiln_training::Error::Exhausted { .. })
+            if session.trainer.could_stream() && !interrupt.requested() =>
+        {
+            return Err(session.leave_for_store(error, call, &mut observer));
+        }
+        outcome => outcome,
+    };
     let finish = session.finish(outcome, &interrupt, &mut observer)?;
     let metrics = session.metrics(finish, &observer)?;
     session.save_model()?;
@@ -99,7 +111,13 @@ struct Session<P: Pipeline> {
 
 impl<P: Pipeline> Session<P> {
     /// Opens the directory of a run, and gives the trainer its state at the step that this process continues after.
-    fn open(mut trainer: Trainer<P>, setup: Setup<P>, checkpoints: Checkpoints, call: &CallArgs) -> Result<Self> {
+    fn open(
+        mut trainer: Trainer<P>,
+        setup: Setup<P>,
+        mut directory: RunDirectory,
+        checkpoints: Checkpoints,
+        call: &CallArgs,
+    ) -> Result<Self> {
         if call.resume.is_none() {
             if let (Some(store), 1..) = (&setup.settings.run.store, trainer.state().step) {
                 let (store, step) = (printable(store), trainer.state().step);
@@ -108,8 +126,10 @@ impl<P: Pipeline> Session<P> {
                 )));
             }
             start_from(&mut trainer, &setup.settings.run)?;
+            directory.begin(&setup.settings)?;
+            directory.write_classes(&setup.classes)?;
+            write_beginning(&directory, &setup.settings.run)?;
         }
-        let directory = directory(&setup, call)?;
         let lock = directory.lock()?;
         trainer.set_checkpoints(checkpoints.with_directory(directory.checkpoints()));
         let total = trainer.set_data(&setup.data.train)?;
@@ -121,8 +141,13 @@ impl<P: Pipeline> Session<P> {
                 start_from(&mut trainer, &setup.settings.run)?;
             }
         }
-        if setup.settings.run.store.is_some() && trainer.streamed().is_none() {
-            tracing::info!("--store is not used: the run is in memory");
+        match (&setup.settings.run.store, trainer.streamed()) {
+            (Some(_), None) => tracing::info!("--store is not used: the run is in memory"),
+            (None, Some(_)) => tracing::info!(
+                "the run does not fit into memory: parameters, gradients and optimizer state are in {}",
+                printable(&directory.store())
+            ),
+            _ => {}
         }
         if let Some(taken) = setup.taken.take() {
             report_taken(&directory, &setup.settings.run, &taken)?;
@@ -227,6 +252,18 @@ impl<P: Pipeline> Session<P> {
         Ok(finish)
     }
 
+    /// Saves a run whose steps do not fit into memory any more. It goes on with its parameters in a store.
+    fn leave_for_store(&mut self, error: kiln_training::Error, call: &CallArgs, observer: &mut Observer) -> Error {
+        let error = into_cli_error(error);
+        observer.fail(&error);
+        tracing::warn!("{error}: goes on with its parameters in {}", printable(&self.directory.store()));
+        if let Err(error) = self.trainer.save() {
+            tracing::warn!("goes on from an earlier checkpoint: {error}");
+        }
+        let device = &self.setup.settings.run.device;
+        error.context(ToStore::new(P::KIND.command, self.directory.path(), device, call))
+    }
+
     fn failed(&self, error: kiln_training::Error) -> Error {
         let lower = match error {
             kiln_training::Error::NotFinite { .. } => {
@@ -325,22 +362,6 @@ impl<P: Pipeline> Session<P> {
     }
 }
 
-/// The directory of a run: that of the run to resume, or a new one.
-fn directory<P: Pipeline>(setup: &Setup<P>, call: &CallArgs) -> Result<RunDirectory> {
-    match &call.resume {
-        Some(path) if is_untrained(path)? => {
-            bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", printable(&path))
-        }
-        Some(path) => Ok(RunDirectory::existing(path)),
-        None => {
-            let directory = RunDirectory::create(call.out.as_deref(), setup.name, &setup.settings)?;
-            directory.write_classes(&setup.classes)?;
-            write_beginning(&directory, &setup.settings.run)?;
-            Ok(directory)
-        }
-    }
-}
-
 /// Prints the model and the data of the training, and the run's directory.
 fn announce<P: Pipeline>(setup: &Setup<P>, parameters: usize, total: u64, directory: &RunDirectory) {
     let (samples, device) = (setup.data.train.samples(), &setup.settings.run.device);
@@ -364,22 +385,4 @@ fn announce<P: Pipeline>(setup: &Setup<P>, parameters: usize, total: u64, direct
 fn since(before: &LoaderStats, now: &LoaderStats) -> LoaderStats {
     let (bad_samples, repairable_samples) = (now.bad_samples, now.repairable_samples);
     LoaderStats { bad_samples, repairable_samples, ..now.since(before) }
-}
-
-/// The data of a run, with a bar for each evaluation.
-struct WatchedData<'a, B: Batch> {
-    train: &'a Loader<B>,
-    test: Watched<'a, Loader<B>>,
-}
-
-impl<B: Batch> TrainingData for WatchedData<'_, B> {
-    type Batch = B;
-
-    fn train(&self) -> &dyn BatchSource<Batch = B> {
-        self.train
-    }
-
-    fn test(&self) -> Option<&dyn BatchSource<Batch = B>> {
-        Some(&self.test)
-    }
 }

@@ -6,12 +6,14 @@ mod history;
 mod initial_state;
 mod observe;
 mod options;
+mod place;
 mod prepare;
 mod processes;
 mod replicas;
 mod results;
 mod resume;
 mod schedule;
+mod to_store;
 
 pub(crate) use build::{build, into_cli_error};
 pub(crate) use drive::drive;
@@ -23,14 +25,22 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use self::to_store::ToStore;
 use crate::cli::Train;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
-    let outcome = match command {
+    let mut outcome = train_once(command);
+    if let Some(command) = outcome.as_ref().err().and_then(ToStore::command) {
+        outcome = command.and_then(train_once);
+    }
+    processes::finish();
+    outcome
+}
+
+fn train_once(command: Train) -> Result<ExitCode> {
+    match command {
         Train::Classify(command) => train(&command),
         Train::Segment(command) => train(&command),
         Train::Gpt(command) => train(&command),
-    };
-    processes::finish();
-    outcome
+    }
 }

@@ -106,7 +106,7 @@ fn follow<P: Pipeline>(
         true => Interrupt::listen()?,
         false => Interrupt::default(),
     };
-    let (mut trainer, setup) = build(run, &device, call, &interrupt, Some(communicator))?;
+    let (mut trainer, setup) = build(run, &device, call, &interrupt, Some(communicator), None)?;
     let directory = call.resume.as_ref().map(|run| run.join(CHECKPOINTS));
     if directory.is_none() {
         start_from(&mut trainer, &setup.settings.run)?;

@@ -27,4 +27,5 @@ mod resume;
 mod runs;
 mod sample;
 mod segment;
+mod store;
 mod support;
