@@ -6,6 +6,7 @@
 
 Linux only. Ends with one line of JSON: seconds of each step, and VmHWM, the most that the process had resident: before the model, until it
 was made, and in the steps. transformers 5.24, accelerate 1.15 and deepspeed 0.19 are in no requirements.txt: install them beside.
+DeepSpeed compiles operations when it starts: it needs ninja, a C++ compiler, and the headers of Python and libaio.
 """
 
 import argparse

@@ -140,7 +140,7 @@ impl Drop for RunDirectory {
     }
 }
 
-/// The directories that lack on the way to `path`, the outermost first.
+/// The directories that are missing on the way to `path`, the outermost first.
 fn missing(path: &Path) -> Vec<PathBuf> {
     let lacking = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let mut missing: Vec<PathBuf> = lacking.map(Path::to_owned).collect();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::support::{config, done, refused, stderr, text, weights};
 
-/// A small decoder in whole batches of 4.
+/// A small decoder in batches of 4.
 fn train(at: &Path, options: &[&str]) -> String {
     let model = ["train", "gpt", "--context", "32", "--batch-size", "4", "--seed", "3"];
     stderr(&done(at, &[&model[..], options].concat()))

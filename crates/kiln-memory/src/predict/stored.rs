@@ -1,7 +1,8 @@
 //! A step whose gradients and optimizer state are in a store, and the parameters of its streamed segments.
 //!
 //! A recorded step has all of them as tensors that exist throughout. In such a step, the parameters of a streamed segment are in memory
-//! while the segment runs. Their gradients, with the sums that these are added to, are there during the segment's backward pass. The update has one parameter in memory at a time.
+//! while the segment runs. Their gradients, with the sums that these are added to, are there during the segment's backward pass. The
+//! update has one parameter in memory at a time.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -23,12 +23,12 @@ impl Joined {
         Self(Some(Arc::new(Scratch(path))))
     }
 
-    /// The bytes of all parts. Those of a file are valid until the next call.
+    /// The bytes of all parts. Those of a file are valid until the next call. A single part stays in memory.
     ///
     /// # Errors
     /// That of a part, and of the file.
-    pub(super) fn of(&self, parts: impl Iterator<Item = Result<Vec<u8>, Error>>) -> Result<Bytes, Error> {
-        let Some(Scratch(path)) = self.0.as_deref() else {
+    pub(super) fn of(&self, parts: impl ExactSizeIterator<Item = Result<Vec<u8>, Error>>) -> Result<Bytes, Error> {
+        let Some(Scratch(path)) = self.0.as_deref().filter(|_| parts.len() > 1) else {
             let mut joined = vec![];
             for part in parts {
                 joined.extend_from_slice(&part?);
