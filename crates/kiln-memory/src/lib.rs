@@ -9,7 +9,8 @@
 //!   run, the memory of each with several micro-batches under way, and the step of a replica that keeps a part of the optimizer state.
 //! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
 //!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
-//! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool.
+//! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool. [`ReusingAllocator`]: a heap that holds
+//!   no more than was in use at most.
 //! - [`MemoryReport`]: prediction and measurement as JSON, of which kiln-report makes a page to explore, a text and a picture.
 //!
 //! ```
@@ -38,6 +39,7 @@
 
 mod category;
 mod error;
+mod heap;
 mod measure;
 mod predict;
 mod report;
@@ -45,9 +47,10 @@ mod trace;
 
 pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
+pub use heap::ReusingAllocator;
 pub use measure::{
-    CountingAllocator, GpuMemory, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter, thread_scratch_bytes,
-    warm_thread, warm_threads,
+    CountingAllocator, GpuMemory, HeapCounts, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter,
+    thread_scratch_bytes, warm_thread, warm_threads,
 };
 pub use predict::{
     BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, InFlight, Kernels, Operation, PREDICTION_MARGIN,

@@ -107,7 +107,7 @@ pub use kiln_accumulation::Weight;
 pub use kiln_checkpointing::{Mode, Plan, PlanSegment, Tensors};
 pub use kiln_compression::Nest;
 pub use kiln_data::{Blend, Loader, TileBatch, TileSet, TrainTest};
-pub use kiln_memory::{BackendProfile, CountingAllocator, Measured, Meter, Prediction, StageEstimate};
+pub use kiln_memory::{BackendProfile, CountingAllocator, HeapCounts, Measured, Meter, Prediction, StageEstimate};
 pub use kiln_optimizers::{AdamW4bit, AdamW8bit, FusedAdamW, FusedSgd, Offloaded, Sgd8bit};
 pub use kiln_parallel::{Communicator, Local, Schedule as PipelineSchedule, Stages, Timeline};
 pub use kiln_precision::{Policy, Precision, ScalerState, Scaling};

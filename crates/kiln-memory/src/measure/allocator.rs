@@ -1,6 +1,7 @@
 //! A global allocator that counts the bytes of the heap.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -15,6 +16,12 @@ use super::open_spans::OpenSpans;
 #[derive(Debug)]
 pub struct CountingAllocator<A = System> {
     inner: A,
+    counts: HeapCounts,
+}
+
+/// What a [`CountingAllocator`] has counted.
+#[derive(Debug)]
+pub struct HeapCounts {
     live: AtomicUsize,
     peak: AtomicUsize,
     spans: OpenSpans,
@@ -36,9 +43,25 @@ impl Default for CountingAllocator {
 impl<A> CountingAllocator<A> {
     /// An allocator that counts in front of `inner`.
     pub const fn over(inner: A) -> Self {
-        Self { inner, live: AtomicUsize::new(0), peak: AtomicUsize::new(0), spans: OpenSpans::new() }
+        let counts = HeapCounts { live: AtomicUsize::new(0), peak: AtomicUsize::new(0), spans: OpenSpans::new() };
+        Self { inner, counts }
     }
 
+    /// The allocator behind the counts.
+    pub const fn inner(&self) -> &A {
+        &self.inner
+    }
+}
+
+impl<A> Deref for CountingAllocator<A> {
+    type Target = HeapCounts;
+
+    fn deref(&self) -> &HeapCounts {
+        &self.counts
+    }
+}
+
+impl HeapCounts {
     /// Bytes allocated and not yet freed.
     pub fn live_bytes(&self) -> usize {
         self.live.load(Relaxed)
@@ -84,7 +107,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let pointer = unsafe { self.inner.alloc(layout) };
         if !pointer.is_null() {
-            self.add(layout.size());
+            self.counts.add(layout.size());
         }
         pointer
     }
@@ -92,21 +115,21 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let pointer = unsafe { self.inner.alloc_zeroed(layout) };
         if !pointer.is_null() {
-            self.add(layout.size());
+            self.counts.add(layout.size());
         }
         pointer
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         unsafe { self.inner.dealloc(pointer, layout) };
-        self.subtract(layout.size());
+        self.counts.subtract(layout.size());
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let moved = unsafe { self.inner.realloc(pointer, layout, new_size) };
         if !moved.is_null() {
-            self.add(new_size.saturating_sub(layout.size()));
-            self.subtract(layout.size().saturating_sub(new_size));
+            self.counts.add(new_size.saturating_sub(layout.size()));
+            self.counts.subtract(layout.size().saturating_sub(new_size));
         }
         moved
     }

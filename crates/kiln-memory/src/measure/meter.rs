@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::tensor::Device;
 
-use super::allocator::CountingAllocator;
+use super::allocator::HeapCounts;
 use super::open_spans::OpenSpans;
 
 /// Live and reserved bytes of the memory in which a device has its tensors, and peaks over [spans](Self::span) of time.
@@ -50,18 +50,18 @@ struct Shared {
 }
 
 enum Source {
-    Heap(&'static CountingAllocator),
+    Heap(&'static HeapCounts),
     Pool { device: Device, spans: OpenSpans },
 }
 
 impl Meter {
     /// Measures the memory of `device`: its pool if it has one, otherwise the heap. The bytes that are live now are not counted.
-    pub fn of(device: &Device, heap: &'static CountingAllocator) -> Self {
+    pub fn of(device: &Device, heap: &'static HeapCounts) -> Self {
         Self::of_pool(device).unwrap_or_else(|| Self::of_heap(heap))
     }
 
     /// Measures the heap. The bytes that are live now are not counted.
-    pub fn of_heap(heap: &'static CountingAllocator) -> Self {
+    pub fn of_heap(heap: &'static HeapCounts) -> Self {
         Self::new(Source::Heap(heap))
     }
 

@@ -8,7 +8,7 @@ mod open_spans;
 mod step_meter;
 mod warm;
 
-pub use allocator::CountingAllocator;
+pub use allocator::{CountingAllocator, HeapCounts};
 pub use gpu::GpuMemory;
 pub use measured::{Measured, MeasuredPhase, Sample};
 pub use meter::{Meter, Span};

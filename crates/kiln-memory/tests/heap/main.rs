@@ -9,17 +9,18 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kiln_memory::CountingAllocator;
+use kiln_memory::{CountingAllocator, ReusingAllocator};
 
 mod accuracy;
 mod allocator;
 mod cases;
 #[path = "../lean.rs"]
 mod lean;
+mod reusing;
 mod spans;
 
 #[global_allocator]
-pub(crate) static HEAP: CountingAllocator = CountingAllocator::new();
+pub(crate) static HEAP: CountingAllocator<ReusingAllocator> = CountingAllocator::over(ReusingAllocator::new());
 
 /// Lets one test at a time run, after the threads of the one before are idle: the heap belongs to the whole process.
 fn alone() -> MutexGuard<'static, ()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::module::Reparameterizer;
 use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
-use kiln_memory::CountingAllocator;
+use kiln_memory::HeapCounts;
 use kiln_optimizers::FusedAdamW;
 use kiln_parallel::Communicator;
 use kiln_precision::{Policy, Precision};
@@ -54,7 +54,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     /// Whether something other than a policy's cast is attached.
     pub(super) attaches: bool,
     pub(super) edit: Option<Edit<T::Model>>,
-    pub(super) allocator: Option<&'static CountingAllocator>,
+    pub(super) allocator: Option<&'static HeapCounts>,
     pub(super) parallel: Parallel<T>,
     pub(super) observers: Observers,
 }
@@ -362,7 +362,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// Counts the heap of the CPU device with the program's global allocator: peaks are measured, and a memory budget is enforced. A GPU
     /// needs none, because its memory is counted by the device.
     #[must_use]
-    pub fn with_allocator(self, allocator: &'static CountingAllocator) -> Self {
+    pub fn with_allocator(self, allocator: &'static HeapCounts) -> Self {
         Self { allocator: Some(allocator), ..self }
     }
 

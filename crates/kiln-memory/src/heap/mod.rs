@@ -1,0 +1,7 @@
+//! An allocator for tensors on the heap.
+
+mod extents;
+mod pages;
+mod reusing;
+
+pub use reusing::ReusingAllocator;
