@@ -8,7 +8,7 @@ use std::error::Error;
 
 use burn::tensor::{Int, Tensor, TensorData};
 use kiln_memory::MemoryReport;
-use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_models::{Gpt, GptBlock, GptConfig, GptHalf};
 use kiln_report::MemoryPage;
 use kiln_training::{
     BackendProfile, LossFn, OptimizerConfig, Pass, Plan, Planner, Precision, Prediction, StepPlan, StoreConfig, Trainer,
@@ -39,7 +39,7 @@ pub(crate) fn draw() -> Result<String, Box<dyn Error>> {
 /// The picture of a step on one text whose blocks are all streamed.
 pub(crate) fn draw_streamed() -> Result<String, Box<dyn Error>> {
     let planner = planner(true, &BackendProfile::flex(), 1)?;
-    let plan = planner.evaluate(Precision::F32, &Plan::stream(planner.blocks(), 1)?, 1, LIMIT)?;
+    let plan = planner.evaluate(Precision::F32, &Plan::stream(planner.blocks_in_store(), 1)?, 1, LIMIT)?;
     let memory = planner.evaluate(Precision::F32, &Plan::every(planner.blocks(), 1)?, 1, LIMIT)?.peak_bytes;
     let title = format!(
         "One step of GPT-2 124M (1 x {CONTEXT} tokens, f32, AdamW) with its blocks in a store; in memory: {:.1} GiB",
@@ -63,7 +63,12 @@ fn planner(lean: bool, device: &BackendProfile, batch: usize) -> Result<Planner,
         let tokens: Tensor<2, Int> = pass.input(tokens);
         let (model, rows) = (pass.model(), pass.model().words().and_then(|words| pass.rows(words)));
         let x = model.embed_by_rows(rows.clone(), tokens.clone());
-        model.loss_by_rows(rows, pass.chain(&model.blocks(), x, GptBlock::forward), tokens)
+        let halves: Vec<GptHalf> = model.blocks().iter().flat_map(GptBlock::halves).collect();
+        let x = match pass.streams() {
+            true => pass.chain(&halves, x, GptHalf::forward),
+            false => pass.chain(&model.blocks(), x, GptBlock::forward),
+        };
+        model.loss_by_rows(rows, x, tokens)
     });
     let sample = TensorData::zeros::<i64, _>([3, CONTEXT]);
     let planner = Trainer::try_builder(task, |device| config.init(device))

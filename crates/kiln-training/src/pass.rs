@@ -241,6 +241,16 @@ impl<'a, M> Pass<'a, M> {
         x
     }
 
+    /// Whether blocks are in a store. The memory of a step is then that of its largest block, so that a task may divide its blocks into smaller
+    /// ones, and the plan is about those. Blocks that draw random numbers must stay whole to keep the bits: each draws its own.
+    pub fn streams(&self) -> bool {
+        match self.purpose {
+            Purpose::Recording { asked, .. } => asked.streams(),
+            Purpose::Training { plan, .. } => plan.streams(),
+            Purpose::Evaluation => self.streamed.is_some(),
+        }
+    }
+
     /// The rows of a large matrix, an embedding's or an output layer's, for operations that read some at a time:
     /// `kiln_layers::embedding_by_rows` and `LinearCrossEntropy::forward_by_rows`. `None` if the matrix is in memory, and the task then reads the
     /// parameter as usual. Loss and gradients have the same bits in both cases.

@@ -6,7 +6,6 @@ use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 
 use super::bytes::{bytes_of, tensor};
-use super::layout::Entry;
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
 use super::values::{read_parts, write_parts};
@@ -28,10 +27,8 @@ impl Streamed {
 
     /// The parts of a parameter, each with a state of its own, as the numbers of its rows. None for a parameter that is not in the store.
     pub fn parts(&self, id: ParamId) -> Vec<Range<usize>> {
-        let Some(number) = self.layout().numbers.get(&id).copied() else { return vec![] };
-        let Entry { rows, shape, .. } = &self.layout().entries[number];
-        let parts = 0..self.layout().entries[number].parts();
-        parts.map(|part| part * rows..((part + 1) * rows).min(shape[0])).collect()
+        let entry = self.layout().numbers.get(&id).map(|number| &self.layout().entries[*number]);
+        entry.map(|entry| (0..entry.parts()).map(|part| entry.rows_of(part)).collect()).unwrap_or_default()
     }
 
     /// The value of a parameter on `device` after the last commit. `None` for one that is not in the store.

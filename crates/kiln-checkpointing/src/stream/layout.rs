@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use burn::module::ParamId;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 /// A parameter in a store.
@@ -21,10 +21,9 @@ pub(super) struct Entry {
 
 impl Entry {
     /// A parameter in parts of at most `part` bytes, or undivided.
-    pub(super) fn of<const D: usize>(id: ParamId, path: &[String], tensor: &Tensor<D>, part: Option<usize>) -> Self {
-        let (shape, dtype) = (tensor.dims().to_vec(), tensor.dtype());
+    pub(super) fn of(id: ParamId, path: String, shape: Vec<usize>, dtype: DType, part: Option<usize>) -> Self {
         let rows = part.map_or(shape[0].max(1), |part| rows_of_part(&shape, part));
-        Self { id: id.val(), path: path.join("."), rows, shape, dtype }
+        Self { id: id.val(), path, rows, shape, dtype }
     }
 
     fn row_bytes(&self) -> usize {
@@ -35,16 +34,21 @@ impl Entry {
         self.shape[0].div_ceil(self.rows).max(1)
     }
 
+    /// The rows of a part among those of the parameter.
+    pub(super) fn rows_of(&self, part: usize) -> Range<usize> {
+        (part * self.rows).min(self.shape[0])..((part + 1) * self.rows).min(self.shape[0])
+    }
+
     /// The bytes of a part among those of the parameter.
     pub(super) fn bytes_of(&self, part: usize) -> Range<usize> {
-        let row = |row: usize| row.min(self.shape[0]) * self.row_bytes();
-        row(part * self.rows)..row((part + 1) * self.rows)
+        let rows = self.rows_of(part);
+        rows.start * self.row_bytes()..rows.end * self.row_bytes()
     }
 
     /// The shape of a part.
     pub(super) fn shape_of(&self, part: usize) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        shape[0] = ((part + 1) * self.rows).min(shape[0]) - (part * self.rows).min(shape[0]);
+        shape[0] = self.rows_of(part).len();
         shape
     }
 

@@ -3,6 +3,7 @@
 mod access;
 mod ahead;
 mod bytes;
+mod creation;
 mod file;
 mod gradients;
 mod host;
@@ -16,6 +17,7 @@ mod uses;
 mod values;
 
 pub(crate) use bytes::bytes_of;
+pub use creation::{Creation, InitialRows};
 pub use file::FileStore;
 pub use host::HostStore;
 pub(crate) use inputs::Stored;

@@ -19,13 +19,13 @@ struct Rows {
 }
 
 impl Streamed {
-    /// Rows of each [part](Self::create_in_parts) of at most `part` bytes of a parameter.
+    /// Rows of each [part](crate::Creation::part_bytes) of at most `part` bytes of a parameter.
     pub fn rows_of_part(shape: &[usize], part: usize) -> usize {
         rows_of_part(shape, part)
     }
 
     /// The rows of a matrix for operations that read some at a time, such as `kiln_layers::embedding_by_rows`. `None` for a parameter whose value is
-    /// in memory, and for one that is not divided into [parts](Self::create_in_parts).
+    /// in memory, and for one that is not divided into [parts](crate::Creation::part_bytes).
     ///
     /// Several operations of a pass may use them. Their gradients are added as burn adds those of a parameter in memory: the last
     /// operation's first, and their sum to that of the micro-batches before.

@@ -8,6 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
+use super::creation::{Creation, InitialRows};
 use super::layout::{Entry, Layout};
 use super::store::{Blob, Content, Store};
 use super::uses::Uses;
@@ -121,34 +122,19 @@ impl Streamed {
     /// # Errors
     /// [`Error::StoreMismatch`] for a store that is not empty and for parameters that are not f32, and [`Error::Store`].
     pub fn create<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
-        Self::created(store, module, None)
+        Self::create_with(store, module, &Creation::default())
     }
 
-    /// Works as [`create`](Self::create), and [updates](Self::update) parameters of more than `part` bytes in parts of several rows, one after
-    /// the other, so that the update takes the memory of a part. For an optimizer that updates each element by itself, as Adam and SGD do,
-    /// and not for one with state in blocks of few bits, or with norms of rows or of whole parameters.
+    /// Works as [`create`](Self::create), in the way that `how` says.
     ///
     /// # Errors
     /// Those of [`create`](Self::create).
-    pub fn create_in_parts<M: Module>(store: impl Store + 'static, module: M, part: usize) -> Result<(Self, M), Error> {
-        Self::created(store, module, Some(part))
-    }
-
-    fn created<M: Module>(store: impl Store + 'static, module: M, part: Option<usize>) -> Result<(Self, M), Error> {
-        match store.note()? {
-            Some(_) => Err(Error::StoreMismatch { reason: "it has parameters already, expected an empty one".into() }),
-            None => Self::replace(store, module, part),
+    pub fn create_with<M: Module>(store: impl Store + 'static, module: M, how: &Creation) -> Result<(Self, M), Error> {
+        if !how.replaces && store.note()?.is_some() {
+            return Err(Error::StoreMismatch { reason: "it has parameters already, expected an empty one".into() });
         }
-    }
-
-    /// Works as [`create`](Self::create) or, with bytes of a part, as [`create_in_parts`](Self::create_in_parts), and replaces the parameters
-    /// that a store has, with the optimizer's state for them. An interruption leaves those that it has.
-    ///
-    /// # Errors
-    /// Those of [`create`](Self::create).
-    pub fn replace<M: Module>(store: impl Store + 'static, module: M, part: Option<usize>) -> Result<(Self, M), Error> {
         let store = Arc::new(store);
-        let (layout, module) = empty(module, Some((&*store, part)), &[])?;
+        let (layout, module) = empty(module, Some(&*store), how, &[])?;
         let streamed = Self::new(store, layout, String::new());
         let entries = streamed.0.layout.entries.iter().enumerate();
         let blobs = entries.flat_map(|(number, entry)| blobs(number, entry, Content::Value));
@@ -169,12 +155,26 @@ impl Streamed {
     /// # Errors
     /// [`Error::StoreMismatch`] for an empty store and for that of another model, and [`Error::Store`].
     pub fn open<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
+        Self::open_with(store, module, &InitialRows::default())
+    }
+
+    /// Works as [`open`](Self::open), with the rows that the store was [created](Self::create_with) with: these matrices are not in memory as a
+    /// whole before they are dropped.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_with<M: Module>(
+        store: impl Store + 'static,
+        module: M,
+        rows: &InitialRows,
+    ) -> Result<(Self, M), Error> {
         let Some(text) = store.note()? else {
             return Err(Error::StoreMismatch { reason: "it is empty, expected the parameters of the model".into() });
         };
         let note = Note::read(&text)?;
         let store = Arc::new(store);
-        let (layout, module) = empty::<M>(module, None, &note.parameters)?;
+        let how = Creation { rows: rows.clone(), ..Creation::default() };
+        let (layout, module) = empty::<M>(module, None, &how, &note.parameters)?;
         match layout.difference(&note.parameters) {
             Some(reason) => Err(Error::StoreMismatch { reason }),
             None => Ok((Self::new(store, layout, note.note), module)),

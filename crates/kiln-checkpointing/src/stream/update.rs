@@ -29,7 +29,7 @@ impl Streamed {
 
     /// Updates the parameters that have a gradient with `optimizer`, whose state for them is in the store, and with the sum of their
     /// gradients multiplied by `factor`. `module` is the model or the blocks, whose fields tell the paths of parameters. One parameter, or a
-    /// [part](Self::create_in_parts) of it, is in memory at a time. The next [`commit`](Self::commit) makes the update current; until then it may be repeated.
+    /// [part](crate::Creation::part_bytes) of it, is in memory at a time. The next [`commit`](Self::commit) makes the update current; until then it may be repeated.
     ///
     /// burn loads the optimizer's state on its default device, and moves it to that of the parameter.
     ///

@@ -3,82 +3,126 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 
 use super::bytes::{bytes_of, missing, tensor};
+use super::creation::Creation;
 use super::layout::{Entry, Layout};
 use super::store::{Blob, Content, Store};
 use crate::Error;
 
-/// Takes the values out of the parameters that require gradients, and writes them to `store`. The first parameters get the ids of `known` ones.
+/// Takes the values out of the parameters that require gradients, and writes them to a store. The first parameters get the ids of `known` ones.
 pub(super) fn empty<M: Module>(
     module: M,
-    store: Option<(&dyn Store, Option<usize>)>,
+    store: Option<&dyn Store>,
+    how: &Creation,
     known: &[Entry],
 ) -> Result<(Layout, M), Error> {
-    struct Empty<'a> {
-        /// The store, and the bytes of a part.
-        store: Option<(&'a dyn Store, Option<usize>)>,
-        known: &'a [Entry],
-        /// The new id of each parameter.
-        ids: HashMap<ParamId, ParamId>,
-        layout: Layout,
-        path: Vec<String>,
-        failure: Option<Error>,
-    }
-    impl ModuleMapper for Empty<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            // The question initialises a parameter: all are initialised in the order of the fields.
-            if !param.is_require_grad() || self.failure.is_some() {
-                return param;
-            }
-            if param.dtype() != DType::F32 {
-                let (path, dtype) = (self.path.join("."), param.dtype());
-                let reason = format!("parameter {path} is {dtype:?}, expected F32");
-                self.failure = Some(Error::StoreMismatch { reason });
-                return param;
-            }
-            let (old, tensor, mapper) = param.consume();
-            let hollow = Tensor::<D>::full([1; D], f32::NAN, (&tensor.device().inner(), tensor.dtype()));
-            let hollow = like(hollow.expand::<D, _>(tensor.shape()), &tensor);
-            let id = match self.ids.get(&old) {
-                Some(id) => *id,
-                None => {
-                    let known = self.known.get(self.layout.entries.len());
-                    let id = known.map_or(old, |known| known.id.into());
-                    self.ids.insert(old, id);
-                    let entry = Entry::of(id, &self.path, &tensor, self.store.and_then(|(_, part)| part));
-                    // The parts of a store are those that it was made with.
-                    let rows = known.map_or(entry.rows, |known| known.rows.max(1));
-                    let number = self.layout.add(Entry { rows, ..entry });
-                    if let Some((store, _)) = self.store {
-                        let bytes = bytes_of(tensor.inner()); // the only handle: no copy on the CPU
-                        let entry = &self.layout.entries[number];
-                        let write = |blob, bytes: &[u8]| store.write(blob, bytes);
-                        let written = bytes.and_then(|bytes| write_parts(number, entry, Content::Value, &bytes, write));
-                        self.failure = written.err();
-                    }
-                    id
-                }
-            };
-            Param::from_mapped_value(id, hollow, mapper)
-        }
-    }
     let (layout, ids) = (Layout::default(), HashMap::new());
-    let mut empty = Empty { store, known, ids, layout, path: vec![], failure: None };
+    let mut empty = Empty { store, how, known, ids, layout, path: vec![], failure: None };
     let module = module.map(&mut empty);
     match empty.failure {
         Some(error) => Err(error),
         None => Ok((empty.layout, module)),
     }
+}
+
+struct Empty<'a> {
+    store: Option<&'a dyn Store>,
+    how: &'a Creation,
+    known: &'a [Entry],
+    /// The new id of each parameter.
+    ids: HashMap<ParamId, ParamId>,
+    layout: Layout,
+    path: Vec<String>,
+    failure: Option<Error>,
+}
+
+impl Empty<'_> {
+    /// The new id of a parameter. `write` writes its values, if it has none yet.
+    fn enter(
+        &mut self,
+        old: ParamId,
+        shape: Vec<usize>,
+        dtype: DType,
+        write: impl FnOnce(usize, &Entry, Option<&dyn Store>) -> Result<(), Error>,
+    ) -> ParamId {
+        if let Some(id) = self.ids.get(&old) {
+            return *id;
+        }
+        let known = self.known.get(self.layout.entries.len());
+        let id = known.map_or(old, |known| known.id.into());
+        self.ids.insert(old, id);
+        let entry = Entry::of(id, self.path.join("."), shape, dtype, self.how.part_bytes);
+        // The parts of a store are those that it was made with.
+        let rows = known.map_or(entry.rows, |known| known.rows.max(1));
+        let number = self.layout.add(Entry { rows, ..entry });
+        self.failure = write(number, &self.layout.entries[number], self.store).err();
+        id
+    }
+}
+
+impl ModuleMapper for Empty<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.failure.is_some() {
+            return param;
+        }
+        let (device, shape) = (param.lazy_device(), param.lazy_shape());
+        if let Some(rows) = self.how.rows.get(&self.path.join("."))
+            && !param.is_initialized()
+            && device.is_autodiff()
+        {
+            let id = self.enter(param.id, shape.to_vec(), DType::F32, |number, entry, store| {
+                // Without a store they are drawn nevertheless: the random numbers of other parameters come after them.
+                (0..entry.parts()).try_for_each(|part| {
+                    let blob = Blob::new(number, Content::Value, part);
+                    let drawn = rows(entry.rows_of(part), &device.clone().inner());
+                    let (dims, dtype) = (drawn.dims(), drawn.dtype());
+                    if dims[..] != entry.shape_of(part)[..] || dtype != DType::F32 {
+                        let (path, expected) = (&entry.path, entry.shape_of(part));
+                        let reason = format!("rows of {path} are {dims:?} of {dtype:?}, expected {expected:?} of F32");
+                        return Err(Error::StoreMismatch { reason });
+                    }
+                    store.map_or(Ok(()), |store| store.write(blob, &bytes_of(drawn)?))
+                })
+            });
+            let learns = Tensor::<D>::zeros([1; D], &device).require_grad();
+            return Param::initialized(id, hollow(&shape, DType::F32, &learns));
+        }
+        // The question initialises a parameter: all are initialised in the order of the fields.
+        if !param.is_require_grad() {
+            return param;
+        }
+        if param.dtype() != DType::F32 {
+            let (path, dtype) = (self.path.join("."), param.dtype());
+            let reason = format!("parameter {path} is {dtype:?}, expected F32");
+            self.failure = Some(Error::StoreMismatch { reason });
+            return param;
+        }
+        let (old, tensor, mapper) = param.consume();
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let hollow = hollow(&shape, dtype, &tensor);
+        let id = self.enter(old, shape.to_vec(), dtype, |number, entry, store| {
+            let Some(store) = store else { return Ok(()) };
+            let bytes = bytes_of(tensor.inner())?; // the only handle: no copy on the CPU
+            write_parts(number, entry, Content::Value, &bytes, |blob, bytes| store.write(blob, bytes))
+        });
+        Param::from_mapped_value(id, hollow, mapper)
+    }
+}
+
+/// A parameter's value without memory: one NaN, seen in the whole shape. `other` is a tensor of its kind.
+fn hollow<const D: usize>(shape: &[usize], dtype: DType, other: &Tensor<D>) -> Tensor<D> {
+    let nan = Tensor::<D>::full([1; D], f32::NAN, (&other.device().inner(), dtype));
+    like(nan.expand::<D, _>(Shape::from(shape.to_vec())), other)
 }
 
 /// Writes the parts of a parameter by `write`.

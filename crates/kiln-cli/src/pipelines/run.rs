@@ -8,8 +8,8 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_report::{Prediction, Text};
 use kiln_training::{
-    BatchSource, BestConfig, Error, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig, Trainer,
-    TrainerBuilder,
+    BatchSource, BestConfig, Error, InitialRows, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig,
+    Trainer, TrainerBuilder,
 };
 
 use super::classify::ClassCounts;
@@ -55,6 +55,8 @@ pub struct Run<P: Pipeline> {
     pub init: Init<P::Model>,
     /// Collects the contents of the report beside the metrics, for the model at the end of the run.
     pub findings: Option<Finder<P::Model>>,
+    /// Initial values of large matrices.
+    pub rows: InitialRows,
     /// The rest, which stays with the caller when the task goes to the trainer.
     pub setup: Setup<P>,
 }
@@ -141,7 +143,13 @@ impl<P: Pipeline> Run<P> {
         let initial = InitialModel::new(&setup.settings.run, setup.settings.compression.as_ref());
         setup.taken = initial.taken();
         let init = Box::new(move |device: &Device| initial.load(init(device)?, device));
-        Self { task, init, findings: Some(findings), setup }
+        Self { task, init, findings: Some(findings), rows: InitialRows::default(), setup }
+    }
+
+    /// Says how large matrices of the model get their initial values by rows.
+    #[must_use]
+    pub(super) fn with_initial_rows(self, rows: InitialRows) -> Self {
+        Self { rows, ..self }
     }
 
     /// Notes the settings that the run would have without options and files.
@@ -153,7 +161,7 @@ impl<P: Pipeline> Run<P> {
 
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, P>, Setup<P>) {
-        let Self { task, init, setup, .. } = self;
+        let Self { task, init, rows, setup, .. } = self;
         let (run, optimizer) = (setup.settings.run.clone(), setup.settings.optimizer);
         let offload = run.optimizer_offload;
         let builder = Trainer::try_builder(task, init)
@@ -174,6 +182,7 @@ impl<P: Pipeline> Run<P> {
             .with(|settings| settings.run.frozen = run.freeze.clone())
             .with(|settings| settings.memory.store = run.store.clone().map(StoreConfig::Directory))
             .with(|settings| settings.checkpoints.best = judged::<P>(&setup.settings))
+            .with_initial_rows(rows)
             .with_allocator(&HEAP);
         let compression = setup.settings.compression.as_ref().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {

@@ -11,7 +11,7 @@ use super::open_spans::OpenSpans;
 
 /// Live and reserved bytes of the memory in which a device has its tensors, and peaks over [spans](Self::span) of time.
 ///
-/// On burn's CPU device the memory is the heap of the process, which a [`CountingAllocator`] counts. On a CubeCL device it is the
+/// On burn's CPU device the memory is the heap of the process, which a [`CountingAllocator`](crate::CountingAllocator) counts. On a CubeCL device it is the
 /// device's pool. Peaks of the heap are exact. A pool does not report its peak, so the peak of a span is the highest reading within it.
 /// Clones measure the same memory from the same baseline.
 ///

@@ -23,6 +23,21 @@ pub struct GptBlock {
     lean: bool,
 }
 
+/// One half of a [`GptBlock`]: attention or the feed-forward layer, behind its norm, added to its input.
+#[derive(Module, Debug)]
+pub struct GptHalf {
+    norm: LayerNorm,
+    branch: Branch,
+    drop: Dropout,
+    lean: bool,
+}
+
+#[derive(Module, Debug)]
+enum Branch {
+    Attention(Attention),
+    FeedForward(Mlp),
+}
+
 #[derive(Module, Debug)]
 struct Attention {
     c_attn: Linear,
@@ -65,17 +80,15 @@ impl GptBlock {
 
     /// `[B, T, C]` to `[B, T, C]`. Position t attends to positions 0 to t.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let lean = usable(self.lean, &x_btc);
-        let attended = match lean {
-            true => self.attn.lean(&self.ln_1, x_btc.clone()),
-            false => self.attn.stock(layer_norm(&self.ln_1, x_btc.clone())),
-        };
-        let x_btc = x_btc + self.drop.forward(attended);
-        let fed = match lean {
-            true => self.mlp.lean(&self.ln_2, x_btc.clone()),
-            false => self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone())),
-        };
-        x_btc + self.drop.forward(fed)
+        self.halves().iter().fold(x_btc, |x, half| half.forward(x))
+    }
+
+    /// The two halves of the block, in the order in which they run. They are handles to its parameters, not copies.
+    pub fn halves(&self) -> [GptHalf; 2] {
+        let half =
+            |norm: &LayerNorm, branch| GptHalf { norm: norm.clone(), branch, drop: self.drop.clone(), lean: self.lean };
+        let attention = half(&self.ln_1, Branch::Attention(self.attn.clone()));
+        [attention, half(&self.ln_2, Branch::FeedForward(self.mlp.clone()))]
     }
 
     /// Runs the block on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
@@ -85,6 +98,20 @@ impl GptBlock {
         let x_btc = x_btc + self.drop.forward(attended);
         let fed = self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone()));
         x_btc + self.drop.forward(fed)
+    }
+}
+
+impl GptHalf {
+    /// `[B, T, C]` to `[B, T, C]`.
+    pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let x = x_btc.clone();
+        let branch = match (&self.branch, usable(self.lean, &x)) {
+            (Branch::Attention(attention), true) => attention.lean(&self.norm, x),
+            (Branch::Attention(attention), false) => attention.stock(layer_norm(&self.norm, x)),
+            (Branch::FeedForward(mlp), true) => mlp.lean(&self.norm, x),
+            (Branch::FeedForward(mlp), false) => mlp.stock(layer_norm(&self.norm, x)),
+        };
+        x_btc + self.drop.forward(branch)
     }
 }
 

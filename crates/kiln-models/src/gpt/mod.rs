@@ -6,7 +6,7 @@ mod model;
 mod reader;
 mod sampling;
 
-pub use block::{GptBlock, GptCache};
+pub use block::{GptBlock, GptCache, GptHalf};
 pub use config::GptConfig;
 pub use model::Gpt;
 pub use reader::GptReader;

@@ -1,6 +1,7 @@
 //! The decoder: embedding, blocks and output layer.
 // B batch, T time, C width, V vocabulary
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
@@ -16,6 +17,7 @@ use crate::layers::{layer_norm, output, usable};
 
 /// GPT-2's `initializer_range`.
 const STD: f64 = 0.02;
+const NORMAL: Initializer = Initializer::Normal { mean: 0.0, std: STD };
 
 /// A causal language model. Build one with [`GptConfig`].
 ///
@@ -40,9 +42,8 @@ impl GptConfig {
     /// [`Error::InvalidConfig`] for a size of 0, heads that do not divide the width, or a dropout outside of [0, 1).
     pub fn init(&self, device: &Device) -> Result<Gpt, Error> {
         self.check()?;
-        let normal = Initializer::Normal { mean: 0.0, std: STD };
         let residual = STD / (2.0 * self.layers as f64).sqrt();
-        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal.clone()).init(device);
+        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(NORMAL).init(device);
         Ok(Gpt {
             wte: embedding(self.vocab),
             wpe: embedding(self.context),
@@ -51,6 +52,12 @@ impl GptConfig {
             ln_f: LayerNormConfig::new(self.width).init(device),
             lean: self.lean,
         })
+    }
+
+    /// Some rows of the initial [words](Gpt::words), `wte.weight`, for a model that does not fit into memory. On the CPU device, rows that are
+    /// made one after the other have the same bits as all rows together.
+    pub fn initial_words(&self, rows: Range<usize>, device: &Device) -> Tensor<2> {
+        NORMAL.init::<2, _>([rows.len(), self.width], device).into_value()
     }
 }
 
@@ -114,6 +121,12 @@ impl Gpt {
     /// The decoder blocks, first to last. They are handles to this model's parameters, not copies.
     pub fn blocks(&self) -> Vec<GptBlock> {
         self.h.clone()
+    }
+
+    /// Whether blocks may run in [halves](GptBlock::halves) where recomputed blocks draw random numbers one by one: without dropout. The masks of
+    /// a half would be others than those of the block.
+    pub fn divides(&self) -> bool {
+        self.drop.prob == 0.0
     }
 
     /// Turns the output of the last block `[B, T, C]` into logits `[B, T, V]`, by the embedding's weights.

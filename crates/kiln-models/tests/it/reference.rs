@@ -107,9 +107,10 @@ fn compare_step(
     let mut each = |name: String, norm: &dyn Fn(&Gradients) -> Option<f32>, value: Vec<f32>| {
         if let Some((_, norms)) = expected.get(&format!("grad_norm.{prefix}{name}")) {
             let got = norm(grads).unwrap_or_else(|| panic!("{name} has no gradient"));
-            // Some are 0 but for rounding: a bias before a convolution and a norm changes nothing.
+            // Some are 0 but for rounding: a bias before a convolution and a norm changes nothing. Products are rounded otherwise by other
+            // processors; a value at the bend of an activation then has another gradient (up to 0.18 % of a norm of MobileNetV2's).
             let error = (got - norms[0]).abs();
-            assert!(error <= 1e-3 * norms[0] + 1e-6 * largest, "{name}: {got:e}, expected {:e}", norms[0]);
+            assert!(error <= 4e-3 * norms[0] + 1e-6 * largest, "{name}: {got:e}, expected {:e}", norms[0]);
             seen += 1;
         } else {
             let (_, statistics) = &expected[&format!("after.{name}")];

@@ -1,6 +1,6 @@
-//! Parameters that a recorded pass asks for by rows: of a step in a store they are in memory some rows at a time.
+//! What a recorded pass asks for that differs in a store: parameters by rows, which are in memory some rows at a time, and smaller blocks.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -15,13 +15,24 @@ use crate::transaction::PART;
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     /// Whether the pass gets rows. Otherwise it reads the parameters as usual.
-    given: bool,
+    by_rows: bool,
+    /// Whether the pass is that of a step in a store.
+    streams: bool,
     parameters: RefCell<HashSet<ParamId>>,
+    /// Whether the pass has asked where its blocks are.
+    place: Cell<bool>,
 }
 
 impl Asked {
-    pub(crate) fn new(given: bool) -> Self {
-        Self { given, parameters: RefCell::default() }
+    /// For a pass of a step in a store, with rows or without.
+    pub(crate) fn in_store(by_rows: bool) -> Self {
+        Self { by_rows, streams: true, ..Self::default() }
+    }
+
+    /// Whether the pass is that of a step in a store.
+    pub(crate) fn streams(&self) -> bool {
+        self.place.set(true);
+        self.streams
     }
 
     /// Notes a parameter that is divided into parts in a store.
@@ -30,11 +41,16 @@ impl Asked {
         if rows.count() > 1 {
             self.parameters.borrow_mut().insert(parameter.id);
         }
-        (self.given && rows.count() > 1).then(|| Arc::new(rows) as Arc<dyn RowParts>)
+        (self.by_rows && rows.count() > 1).then(|| Arc::new(rows) as Arc<dyn RowParts>)
     }
 
-    pub(crate) fn any(&self) -> bool {
+    pub(crate) fn any_rows(&self) -> bool {
         !self.parameters.borrow().is_empty()
+    }
+
+    /// Whether the pass has asked where its blocks are.
+    pub(crate) fn place(&self) -> bool {
+        self.place.get()
     }
 
     /// The paths of these parameters of `model`.

@@ -136,7 +136,7 @@ impl Planner {
         let mut found = vec![];
         for _ in 0..CORRECTIONS {
             let mut excess = 0;
-            for plan in self.candidates(precision, allowed)? {
+            for plan in self.candidates_in(&[None], precision, allowed)? {
                 let plan = self.evaluate_stages(precision, &plan.checkpoints, plan.micro_batch, layout, limit)?;
                 if !plan.fits {
                     excess = plan.peak_bytes.saturating_sub(largest_within(limit)).max(excess);

@@ -98,6 +98,11 @@ impl Planner {
         self.steps.first().map_or(0, |(_, step)| step.blocks())
     }
 
+    /// Number of blocks that a plan which streams some is about: a task may divide its blocks for a store.
+    pub fn blocks_in_store(&self) -> usize {
+        self.steps.first().map_or(0, |(_, step)| step.blocks_in_store())
+    }
+
     /// The fastest plan within `limit_bytes`, in the first precision that has one. It uses the run's own optimizer or one that gives the
     /// same numbers. If there is no such plan, it uses the first other optimizer that has one. Only if none fits, it streams blocks.
     ///
@@ -169,7 +174,7 @@ impl Planner {
 
     /// The blocks that are the operations between two chains.
     pub(crate) fn between(&self) -> Vec<usize> {
-        self.steps.first().map(|(_, step)| step.between()).unwrap_or_default()
+        self.steps.first().map(|(_, step)| step.between(false)).unwrap_or_default()
     }
 
     /// The error that names the plan with the lowest peak and the largest part of its memory.
@@ -195,7 +200,8 @@ impl Planner {
         [None].into_iter().chain(self.store.map(Some)).collect()
     }
 
-    fn candidates_in(
+    /// The [candidates](Self::candidates) in some of the places.
+    pub(super) fn candidates_in(
         &self,
         places: &[Option<f64>],
         precision: Precision,
@@ -261,17 +267,21 @@ impl Planner {
         if plain.fits || step.blocks() == 0 {
             return Ok(plain);
         }
-        let mut smallest = plain;
+        let mut smallest = plain.clone();
         for store in places.iter().copied() {
             let moving = Moving { transfer: self.transfer, store };
             let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), moving)?;
-            if let Some(found) = fastest(&costs, largest_within(limit_bytes), evaluated)? {
+            let placed =
+                |plan| in_store(&costs, plan).filter(|plan| store.is_none() || step.within_chains(plan).streams());
+            if let Some(found) = fastest(&costs, largest_within(limit_bytes), placed, evaluated)? {
                 return Ok(found);
             }
-            let least = evaluated(in_store(&costs, solve(&costs, least(&costs)?)?))?;
-            if least.peak_bytes < smallest.peak_bytes {
-                smallest = least;
-            }
+            let least = placed(solve(&costs, least(&costs)?)?).map(evaluated).transpose()?;
+            smallest = [Some(smallest), least]
+                .into_iter()
+                .flatten()
+                .min_by_key(|plan| plan.peak_bytes)
+                .unwrap_or(plain.clone());
         }
         Ok(smallest)
     }
@@ -285,6 +295,10 @@ impl Planner {
         micro_batch: usize,
         limit_bytes: u64,
     ) -> Result<StepPlan, Error> {
+        if checkpoints.streams() && checkpoints.blocks() != step.blocks_in_store() {
+            let (plan, chain) = (checkpoints.blocks(), step.blocks_in_store());
+            return Err(kiln_checkpointing::Error::PlanLength { plan, chain }.into());
+        }
         let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
         let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch, self.batch))?;
         let moved_bytes = match checkpoints.streams() {
@@ -313,12 +327,12 @@ impl Planner {
 fn fastest(
     costs: &ChainCost,
     allowed: u64,
+    placed: impl Fn(Plan) -> Option<Plan>,
     evaluated: impl Fn(Plan) -> Result<StepPlan, Error>,
 ) -> Result<Option<StepPlan>, Error> {
     let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
     for _ in 0..CORRECTIONS {
-        let Ok(plan) = solve(costs, budget) else { break };
-        let plan = in_store(costs, plan);
+        let Some(plan) = solve(costs, budget).ok().and_then(&placed) else { break };
         let candidate = evaluated(plan)?;
         let (peak, fits) = (candidate.peak_bytes, candidate.fits);
         let faster = found.as_ref().is_none_or(|found| candidate.seconds < found.seconds);
@@ -337,13 +351,13 @@ fn fastest(
 }
 
 /// A plan that streams the block with the fewest parameters where the solver, whose costs are those of a run in a store, streams none: a
-/// store holds the optimizer's state of all parameters.
-fn in_store(costs: &ChainCost, plan: Plan) -> Plan {
-    let blocks = costs.blocks.iter().enumerate().filter(|(_, cost)| cost.parameters > 0);
-    match blocks.min_by_key(|(_, cost)| cost.parameters) {
-        Some((block, _)) if costs.store.is_some() && !plan.streams() => plan.with_streamed(block),
-        _ => plan,
+/// store holds the optimizer's state of all parameters. `None` if no block has parameters.
+fn in_store(costs: &ChainCost, plan: Plan) -> Option<Plan> {
+    if costs.store.is_none() || plan.streams() {
+        return Some(plan);
     }
+    let blocks = costs.blocks.iter().enumerate().filter(|(_, cost)| cost.parameters > 0);
+    blocks.min_by_key(|(_, cost)| cost.parameters).map(|(block, _)| plan.with_streamed(block))
 }
 
 /// The plan of a setting. Settings beyond the last plan use the last plan.

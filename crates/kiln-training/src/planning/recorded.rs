@@ -21,18 +21,19 @@ use crate::transaction::{CHUNKS, PART};
 /// The numbers of samples that a step is recorded with. The memory for any other number is inferred from these two.
 const SAMPLES: [usize; 2] = [2, 3];
 
-/// Two recordings of a task's step: on a whole batch, and as one of several micro-batches whose gradients are added up.
+/// The recordings of a task's step.
 pub(crate) struct RecordedStep {
-    traces: Traces,
-    /// Those of a step in a store that has parameters by rows, if the task asks for some, and these parameters with their bytes.
-    by_rows: Option<(Traces, BTreeMap<String, u64>)>,
-    /// Lengths of the chains of blocks.
-    chains: Vec<usize>,
+    in_memory: Traces,
+    /// Those of a step in a store, where they differ, and the parameters that are read by rows there, with their bytes.
+    in_store: Option<(Traces, BTreeMap<String, u64>)>,
 }
 
+/// Two recordings: on a whole batch, and as one of several micro-batches whose gradients are added up.
 struct Traces {
     whole: StepTrace,
     part: StepTrace,
+    /// Lengths of the chains of blocks.
+    chains: Vec<usize>,
 }
 
 /// Seconds to move a byte.
@@ -110,47 +111,63 @@ impl RecordedStep {
         };
         let asked = Asked::default();
         let traces = |asked: &Asked| -> Result<Traces, Error> {
-            Ok(Traces { whole: once(false, asked)?, part: once(true, asked)? })
+            let (whole, part) = (once(false, asked)?, once(true, asked)?);
+            Ok(Traces { whole, part, chains: chains.take() })
         };
-        let plain = traces(&asked)?;
-        let by_rows = match kind.store && plain.whole.has_parts_in_store() && asked.any() {
+        let in_memory = traces(&asked)?;
+        let by_rows = in_memory.whole.has_parts_in_store() && asked.any_rows();
+        let in_store = match kind.store && (by_rows || asked.place()) {
             true => {
-                let Traces { whole, part } = traces(&Asked::new(true))?;
-                let found = only_by_rows(&plain.whole, &whole, &paths.borrow());
-                let [whole, part] = [whole, part].map(|trace| trace.with_rows_in_store(found.clone()));
-                Some((Traces { whole, part }, found))
+                let traces = traces(&Asked::in_store(by_rows))?;
+                let found = if by_rows {
+                    only_by_rows(&in_memory.whole, &traces.whole, &paths.borrow())
+                } else {
+                    BTreeMap::new()
+                };
+                let with_rows = |trace: StepTrace| trace.with_rows_in_store(found.clone());
+                Some((Traces { whole: with_rows(traces.whole), part: with_rows(traces.part), ..traces }, found))
             }
             false => None,
         };
-        Ok(Self { traces: plain, by_rows, chains: chains.into_inner() })
+        Ok(Self { in_memory, in_store })
+    }
+
+    /// The recordings of a step in memory, or in a store.
+    fn traces(&self, stored: bool) -> &Traces {
+        match &self.in_store {
+            Some((traces, _)) if stored => traces,
+            _ => &self.in_memory,
+        }
     }
 
     /// The trace of a step on micro-batches of `micro_batch` out of `batch` samples, in memory or in a store.
     fn trace(&self, stored: bool, micro_batch: usize, batch: usize) -> &StepTrace {
-        let traces = match &self.by_rows {
-            Some((traces, _)) if stored => traces,
-            _ => &self.traces,
-        };
+        let traces = self.traces(stored);
         if micro_batch < batch { &traces.part } else { &traces.whole }
     }
 
     /// Number of blocks that can be checkpointed; the operations between two chains count as one.
     pub(crate) fn blocks(&self) -> usize {
-        self.traces.whole.blocks()
+        self.in_memory.whole.blocks()
+    }
+
+    /// Number of blocks of a step in a store.
+    pub(crate) fn blocks_in_store(&self) -> usize {
+        self.traces(true).whole.blocks()
     }
 
     /// Removes recomputation between chains from a plan: these operations belong to no chain and always run plainly.
     pub(crate) fn within_chains(&self, plan: &Plan) -> Plan {
-        let mut between = self.between();
+        let mut between = self.between(plan.streams());
         between.retain(|block| *block < plan.blocks());
         without(plan, &between)
     }
 
-    /// The blocks that are the operations between two chains.
-    pub(crate) fn between(&self) -> Vec<usize> {
+    /// The blocks that are the operations between two chains, of a step in memory or in a store.
+    pub(crate) fn between(&self, stored: bool) -> Vec<usize> {
         let mut between = vec![];
         let mut end = 0;
-        for length in &self.chains {
+        for length in &self.traces(stored).chains {
             end += length;
             between.push(end);
             end += 1;
@@ -161,20 +178,20 @@ impl RecordedStep {
 
     /// Whether the forward pass draws random numbers, as dropout does.
     pub(crate) fn draws_random(&self) -> bool {
-        self.traces.whole.draws_random()
+        self.in_memory.whole.draws_random()
     }
 
     /// The blocks that read each parameter, by its path.
     pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
-        self.traces.whole.readers()
+        self.in_memory.whole.readers()
     }
 
     /// Paths of the parameters that only blocks use which `plan` streams, and of those that are used by rows if it streams any.
     pub(crate) fn streamed(&self, plan: &Plan) -> BTreeSet<String> {
         let streamed = plan.segments().iter().filter(|segment| segment.mode == Mode::Stream);
         let blocks: Vec<_> = streamed.map(|segment| segment.blocks.clone()).collect();
-        let of_blocks = self.traces.whole.trained_only_by(&blocks).into_iter().map(str::to_owned);
-        let by_rows = self.by_rows.iter().filter(|_| plan.streams()).flat_map(|(_, found)| found.keys().cloned());
+        let of_blocks = self.traces(plan.streams()).whole.trained_only_by(&blocks).into_iter().map(str::to_owned);
+        let by_rows = self.in_store.iter().filter(|_| plan.streams()).flat_map(|(_, found)| found.keys().cloned());
         of_blocks.chain(by_rows).collect()
     }
 
@@ -194,7 +211,7 @@ impl RecordedStep {
     ) -> Result<u64, Error> {
         let streamed = self.streamed(plan);
         let bytes = |which: &dyn Fn(&str) -> bool| {
-            let learned = self.traces.whole.learned_parameters();
+            let learned = self.in_memory.whole.learned_parameters();
             4 * learned.iter().filter(|(path, _)| which(path)).map(|(_, elements)| elements).sum::<u64>()
         };
         let (all, streamed) = (bytes(&|_| true), bytes(&|path| streamed.contains(path)));
@@ -209,7 +226,7 @@ impl RecordedStep {
 
     /// The parameters that the forward pass reads once, by their paths.
     pub(crate) fn read_once(&self) -> BTreeSet<String> {
-        self.traces.whole.read_once().into_iter().map(str::to_owned).collect()
+        self.in_memory.whole.read_once().into_iter().map(str::to_owned).collect()
     }
 
     /// The step under a checkpoint plan, on micro-batches of `micro_batch` out of `batch` samples.
@@ -249,7 +266,7 @@ impl RecordedStep {
 
     /// The parameters that are trained: paths and numbers of elements.
     pub(crate) fn learned(&self) -> Vec<(&str, u64)> {
-        self.traces.whole.learned_parameters()
+        self.in_memory.whole.learned_parameters()
     }
 
     /// Every buffer of the step.
@@ -276,7 +293,7 @@ impl RecordedStep {
         batch: usize,
         profile: &BackendProfile,
     ) -> Result<Option<usize>, Error> {
-        Ok(if batch > 1 { self.traces.part.largest_batch(limit, batch - 1, profile)? } else { None })
+        Ok(if batch > 1 { self.in_memory.part.largest_batch(limit, batch - 1, profile)? } else { None })
     }
 
     /// The costs of the blocks, for the solver of plans.
@@ -295,7 +312,7 @@ impl RecordedStep {
             Some(_) => trace.in_store().chain_costs(micro_batch.min(batch), profile)?,
             None => trace.chain_costs(micro_batch.min(batch), profile)?,
         };
-        let between = self.between();
+        let between = self.between(store.is_some());
         let blocks = costs.blocks.iter().enumerate().map(|(index, block)| Cost {
             input: block.input_bytes,
             saved: block.saved_bytes,

@@ -182,7 +182,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Some(_) if self.attaches => {
                 refuse("attachment to the parameters", "set", "none in a run that streams blocks")
             }
-            Some(store) => Ok(Some(StoredParameters::new(store.clone(), planner.streamed(&plan.checkpoints)))),
+            Some(store) => {
+                let (streamed, rows) = (planner.streamed(&plan.checkpoints), self.rows.clone());
+                Ok(Some(StoredParameters::new(store.clone(), streamed, rows)))
+            }
         }
     }
 

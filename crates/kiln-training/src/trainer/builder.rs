@@ -8,6 +8,7 @@ use std::time::Duration;
 use burn::module::Reparameterizer;
 use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
+use kiln_checkpointing::InitialRows;
 use kiln_memory::HeapCounts;
 use kiln_optimizers::FusedAdamW;
 use kiln_parallel::Communicator;
@@ -55,6 +56,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) attaches: bool,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) allocator: Option<&'static HeapCounts>,
+    pub(super) rows: InitialRows,
     pub(super) parallel: Parallel<T>,
     pub(super) observers: Observers,
 }
@@ -106,6 +108,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             attaches: false,
             edit: None,
             allocator: None,
+            rows: InitialRows::default(),
             parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
             observers: Observers::default(),
         }
@@ -364,6 +367,12 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn with_allocator(self, allocator: &'static HeapCounts) -> Self {
         Self { allocator: Some(allocator), ..self }
+    }
+
+    /// Says how large matrices get their initial values by rows, in a run with a store that reads them [by rows](crate::Pass::rows).
+    #[must_use]
+    pub fn with_initial_rows(self, rows: InitialRows) -> Self {
+        Self { rows, ..self }
     }
 
     /// Calls `observer` with every event of [`Trainer::fit`](crate::Trainer::fit). The run stops when it returns `Break`.

@@ -156,11 +156,17 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Recompute::None | Recompute::Within(_) => None,
             Recompute::Every(length) => Some(Plan::every(blocks, *length)?),
             Recompute::Offload => Some(Plan::offload(blocks, 1)?),
-            Recompute::Stream => Some(Plan::stream(blocks, 1)?),
+            Recompute::Stream => Some(Plan::stream(planner.blocks_in_store(), 1)?),
             Recompute::Sqrt => Some(planner.sqrt()?),
-            Recompute::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
             Recompute::Plan(plan) => {
-                return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());
+                if plan.streams() && planner.store.is_none() {
+                    return Ok(Some(Plan::stream(blocks, 1)?)); // which the builder refuses with the reason
+                }
+                let chain = if plan.streams() { planner.blocks_in_store() } else { blocks };
+                if plan.blocks() != chain {
+                    return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain }.into());
+                }
+                Some(plan.clone())
             }
         })
     }

@@ -20,7 +20,7 @@ use crate::support::{Snapshot, device, inject, noted, planned, recovery, tempora
 
 /// A case, streamed from a directory.
 fn in_directory<'a>(case: &'a Case, directory: &Path) -> TrainerBuilder<'a, Classify> {
-    let way = Way::streamed(case.task.make.blocks());
+    let way = Way::streamed(case.task.make.blocks_in_store());
     let store = StoreConfig::Directory(directory.to_owned());
     case.builder(&way, None).with(|settings| settings.memory.store = Some(store))
 }
@@ -287,6 +287,18 @@ fn a_budget_below_the_model_streams_its_blocks_and_holds() {
         assert!(measured.abs_diff(predicted) < predicted / 10 + (1 << 19), "{name}: {measured}, predicted {predicted}");
     }
     assert!(before.0 > 0 && stored.choose(few * 11 / 10).unwrap().checkpoints.streamed() == 6);
+}
+
+#[test]
+fn a_plan_that_streams_is_about_the_blocks_of_a_step_in_a_store() {
+    let _turn = turn();
+    let case = by_rows();
+    let on_host = |blocks| case.builder(&Way::streamed(blocks), None);
+    assert_eq!(refused(on_host(1), &case), "the plan is for 1 blocks, the chain has 2");
+    let planner = on_host(2).planner(&BackendProfile::flex(), &case.batch(0), 4).unwrap();
+    assert_eq!((planner.blocks(), planner.blocks_in_store()), (1, 2));
+    let whole = case.builder(&Way::plan(Plan::every(1, 1).unwrap()), None);
+    assert!(whole.build(&device(), &case.batch(0)).unwrap().plan().is_some());
 }
 
 /// Weights of 4.9 MB, which an update divides.

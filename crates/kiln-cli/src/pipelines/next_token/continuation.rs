@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
-use kiln_data::{TextTokens, Tokenizer, sample_rng};
+use kiln_data::{TextTokens, Tokenizer, TokenizerKind, sample_rng};
 use kiln_models::{Gpt, GptReader, Sampling};
 use kiln_report::Text;
 use rand::RngExt;
@@ -23,12 +23,13 @@ const TEMPERATURE: f64 = 0.8;
 const TOP: usize = 40;
 
 /// Lets a model continue the first window of `text`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
-/// and its run is complete without this text.
-pub(super) fn finder(text: TextTokens, tokenizer: Tokenizer, seed: u64) -> Finder<Gpt> {
+/// and its run is complete without this text. The tokenizer is opened then: it would take memory during the run.
+pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> Finder<Gpt> {
     Box::new(move |model, _, _| {
         let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
         let prompt = &prompt[..prompt.len().min(PROMPT)];
-        let written = match write(model, prompt, seed) {
+        let opened = Tokenizer::open(&tokenizer).context("cannot open the tokenizer");
+        let (tokenizer, written) = match opened.and_then(|opened| Ok((opened, write(model, prompt, seed)?))) {
             Ok(written) => written,
             Err(error) => {
                 tracing::warn!("the report has no text of the model: {error:#}");

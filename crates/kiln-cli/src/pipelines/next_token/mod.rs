@@ -7,6 +7,7 @@ mod task;
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TrainTest};
+use kiln_training::InitialRows;
 
 use crate::host::cache_directory;
 use crate::pipelines::run::{Run, Setup};
@@ -77,7 +78,10 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
         let config = own.model.clone();
         move |device: &Device| config.init(device)
     })?;
-    let findings = continuation::finder(data.test.clone(), tokenizer, settings.run.seed);
+    let findings = continuation::finder(data.test.clone(), settings.data.text.tokenizer.clone(), settings.run.seed);
     let setup = Setup::new("gpt", loaders(data, &settings.run)?, settings);
-    Ok((Run::new(task.taught(teacher), move |device| model.init(device), findings, setup), device))
+    let words = model.clone();
+    let rows = InitialRows::default().with("wte.weight", move |rows, device| words.initial_words(rows, device));
+    let run = Run::new(task.taught(teacher), move |device| model.init(device), findings, setup);
+    Ok((run.with_initial_rows(rows), device))
 }

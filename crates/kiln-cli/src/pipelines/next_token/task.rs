@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor};
 use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_compression::Teacher;
 use kiln_data::{TextBatch, Tokenizer};
-use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_models::{Gpt, GptBlock, GptConfig, GptHalf};
 use kiln_training::{Goal, Metric, Metrics, Pass, Task, perplexity};
 
 use super::settings::{GptSettings, Text};
@@ -47,14 +47,10 @@ impl Task for NextToken {
     type Batch = TextBatch;
 
     fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
-        // A teacher's loss reads the whole output layer.
-        let words = pass.model().words().filter(|_| self.teacher.is_none());
-        let Some(rows) = words.and_then(|words| pass.rows(words)) else { return self.chain_loss(pass, batch) };
-        let (inputs_bt, targets_bt) = batch.to_device(pass.device());
-        let model = pass.model();
-        let x_btc = model.embed_by_rows(Some(rows.clone()), inputs_bt);
-        let x_btc = pass.chain(&self.blocks(model), x_btc, Self::forward);
-        model.loss_by_rows(Some(rows), x_btc, targets_bt)
+        match &self.teacher {
+            Some(_) => self.chain_loss(pass, batch),
+            None => mean_loss(pass, batch),
+        }
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -62,12 +58,7 @@ impl Task for NextToken {
     }
 
     fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
-        let (inputs_bt, targets_bt) = batch.to_device(pass.device());
-        let model = pass.model();
-        let rows = model.words().and_then(|words| pass.rows(words));
-        let x_btc = model.embed_by_rows(rows.clone(), inputs_bt);
-        let x_btc = pass.chain(&self.blocks(model), x_btc, Self::forward);
-        let mean = model.loss_by_rows(rows, x_btc, pass.to_device(targets_bt));
+        let mean = mean_loss(pass, batch);
         let windows = batch.tokens.chunks_exact(batch.shape[1]);
         let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
         let tokens = batch.targets();
@@ -124,6 +115,20 @@ impl Chained for NextToken {
             _ => model.loss(x_btc, next_bt),
         }
     }
+}
+
+/// The mean cross-entropy of the next token. Where the model is in a store, its embedding is read by rows, and blocks run in halves.
+fn mean_loss(pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
+    let (inputs_bt, targets_bt) = batch.to_device(pass.device());
+    let model = pass.model();
+    let rows = model.words().and_then(|words| pass.rows(words));
+    let x_btc = model.embed_by_rows(rows.clone(), inputs_bt);
+    let blocks = model.blocks();
+    let x_btc = match pass.streams() && model.divides() {
+        true => pass.chain(&blocks.iter().flat_map(GptBlock::halves).collect::<Vec<_>>(), x_btc, GptHalf::forward),
+        false => pass.chain(&blocks, x_btc, GptBlock::forward),
+    };
+    model.loss_by_rows(rows, x_btc, pass.to_device(targets_bt))
 }
 
 impl NextToken {

@@ -9,7 +9,9 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Initializer, 
 use burn::tensor::activation::{log_softmax, tanh};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
-use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem, Vit, VitBlock, VitConfig};
+use kiln_models::{
+    Gpt, GptBlock, GptConfig, GptHalf, ResNet, ResNetBlock, ResNetConfig, Stem, Vit, VitBlock, VitConfig,
+};
 use kiln_precision::in_f32;
 use kiln_training::{Batch, Metric, Metrics, Pass, Task};
 
@@ -81,6 +83,11 @@ impl Make {
             Model::Gpt(model) => model.blocks().len(),
             Model::Vit(model) => model.blocks().len(),
         }
+    }
+
+    /// The blocks of the chain of a step in a store.
+    pub(crate) fn blocks_in_store(&self) -> usize {
+        if matches!(self, Self::Gpt(config) if config.dropout == 0.0) { 2 * self.blocks() } else { self.blocks() }
     }
 }
 
@@ -311,7 +318,11 @@ impl Classify {
                 let text = text(ids, model.vocab(), pass.device());
                 let rows = model.words().and_then(|words| pass.rows(words));
                 let x = model.embed_by_rows(rows.clone(), text.clone().slice([0..ids.len(), 0..TOKENS]));
-                let x = pass.chain(&model.blocks(), x, GptBlock::forward);
+                let halves: Vec<_> = model.blocks().iter().flat_map(GptBlock::halves).collect();
+                let x = match pass.streams() && model.divides() {
+                    true => pass.chain(&halves, x, GptHalf::forward),
+                    false => pass.chain(&model.blocks(), x, GptBlock::forward),
+                };
                 let targets = pass.to_device(text).slice([0..ids.len(), 1..TOKENS + 1]);
                 let loss = model.loss_by_rows(rows, x, targets);
                 return [loss.clone(), loss];

@@ -47,7 +47,7 @@ fn is_skipped_once(reports: &[StepReport]) -> bool {
 fn plans(make: &Make) -> Vec<Way> {
     let blocks = make.blocks();
     let plans = [Plan::every(blocks, 1), Plan::every(blocks, 2), Plan::offload(blocks, 1)];
-    plans.into_iter().map(|plan| Way::plan(plan.unwrap())).chain([Way::streamed(blocks)]).collect()
+    plans.into_iter().map(|plan| Way::plan(plan.unwrap())).chain([Way::streamed(make.blocks_in_store())]).collect()
 }
 
 /// Reference models in all precisions, under checkpoint plans.
@@ -61,7 +61,7 @@ fn reference_models() -> Vec<Case> {
             let case = Case::new(make.clone(), optimizer, 4, 2).with(|settings| in_precision(settings, precision));
             let case = case.named(format!("{name}, {optimizer:?} in {precision}"));
             let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
-            let streamed = Way::streamed(make.blocks());
+            let streamed = Way::streamed(make.blocks_in_store());
             let (ways, disturbed) = (vec![Way::default(), streamed], precision != Precision::BF16);
             cases.push(Case { ways, more: plans(&make), disturbed, chunks, shows, ..case });
         }
@@ -92,7 +92,7 @@ fn large_vocabularies() -> Vec<Case> {
         let case = case.with(|settings| in_precision(settings, precision));
         let case = case.named(format!("GPT with a large vocabulary, {optimizer:?} in {precision}"));
         let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
-        let ways = vec![Way::default(), Way::streamed(make.blocks())];
+        let ways = vec![Way::default(), Way::streamed(make.blocks_in_store())];
         // One of them: the steps are those of the others.
         Case { ways, disturbed: precision == Precision::F32, chunks: 2, shows, ..case }
     };
