@@ -286,7 +286,8 @@ fn a_budget_below_the_model_streams_its_blocks_and_holds() {
         // Half a MB is not predicted: a quarter of the smallest step.
         assert!(measured.abs_diff(predicted) < predicted / 10 + (1 << 19), "{name}: {measured}, predicted {predicted}");
     }
-    assert!(before.0 > 0 && stored.choose(few * 11 / 10).unwrap().checkpoints.streamed() == 6);
+    let (streamed, all) = (stored.choose(few * 11 / 10).unwrap().checkpoints.streamed(), stored.blocks_in_store());
+    assert!(before.0 > 0 && all == 12 && streamed + 2 >= all, "{streamed} of {all} are streamed");
 }
 
 #[test]
