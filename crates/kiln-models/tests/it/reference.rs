@@ -104,10 +104,10 @@ fn compare_step(
     let mut seen = 0;
     let largest = expected.iter().filter(|(key, _)| key.starts_with("grad_norm.")).map(|(_, (_, norm))| norm[0]);
     let largest = largest.fold(0.0, f32::max);
-    // A value at a bend of ReLU6 has another gradient when products are rounded otherwise, as they are by processors without AVX-512: up to
-    // 0.7 % of a norm in the U-Net on MobileNetV2.
+    // One value of the U-Net on MobileNetV2 is at a bend of ReLU6. Where products are rounded otherwise, as by processors without AVX-512, it has
+    // another gradient: an input times 1 + 3e-7 moves norms from 0.01 % to 1.18 % beside the reference's, on burn's layers and on Kiln's.
     let bends = expected.keys().any(|key| key.contains("encoder.features."));
-    let bound = if bends { 2e-2 } else { 1e-3 };
+    let bound = if bends { 1.5e-2 } else { 1e-3 };
     let mut each = |name: String, norm: &dyn Fn(&Gradients) -> Option<f32>, value: Vec<f32>| {
         if let Some((_, norms)) = expected.get(&format!("grad_norm.{prefix}{name}")) {
             let got = norm(grads).unwrap_or_else(|| panic!("{name} has no gradient"));
