@@ -1,7 +1,7 @@
 //! Any image classifier of this crate, chosen by name when a program runs.
 
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor};
-use burn::store::{KeyRemapper, ModuleAdapter, SafetensorsStore};
+use burn::store::{KeyRemapper, ModuleAdapter};
 use burn::tensor::{Device, Tensor};
 
 use crate::Error;
@@ -243,8 +243,8 @@ impl Module for Classifier {
 }
 
 impl SafetensorsModel for Classifier {
-    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
-        each!(Classifier, self, model => model.reading(store))
+    fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        each!(Classifier, self, model => model.reading())
     }
 
     fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {

@@ -45,6 +45,7 @@ mod config;
 mod error;
 mod gpt;
 mod layers;
+mod matching;
 mod mobilenet;
 mod resnet;
 mod safetensors;

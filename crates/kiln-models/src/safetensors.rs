@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
+use burn::store::burn_pack::Tensor;
 use burn::store::{
-    ApplyError, ApplyResult, BurnToPyTorchAdapter, IdentityAdapter, KeyRemapper, ModuleAdapter, ModuleContext,
-    ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore, burn_pack,
+    BurnToPyTorchAdapter, IdentityAdapter, KeyRemapper, ModuleAdapter, ModuleContext, ModuleSnapshot,
+    PyTorchToBurnAdapter,
 };
-use burn::tensor::{DType, Tensor};
 
 use crate::Error;
 use crate::gpt::Gpt;
+use crate::matching::{Found, Mismatch, found, given, in_f32};
 use crate::mobilenet::MobileNet;
 use crate::resnet::ResNet;
 use crate::safetensors_file;
@@ -24,7 +25,7 @@ use crate::vit::Vit;
 /// `GPT2LMHeadModel`, and the other way round.
 pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
-    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
+    fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper);
     #[doc(hidden)]
     fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper);
     /// The path of the layer whose outputs are the classes, if the model has such a layer of its own.
@@ -36,34 +37,51 @@ pub trait SafetensorsModel: Module + Sized {
     ///
     /// # Errors
     /// [`Error::Load`] when the file cannot be read, lacks a tensor, or has a tensor of another shape.
-    fn load_safetensors(mut self, path: impl AsRef<Path>) -> Result<Self, Error> {
+    fn load_safetensors(self, path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-        let result = read(&mut self, path)?;
-        if let Some(error) = result.errors.first() {
-            return Err(fail(format!("not a checkpoint of this model: {}", one_line(error))));
-        }
-        if let Some((name, _)) = result.missing.first() {
-            let (missing, found) = (result.missing.len(), result.applied.len());
+        let (tensors, Found { taken, missing, .. }) = found_in(&self, path, None).map_err(|error| match error {
+            Error::Shape { .. } => fail(format!("not a checkpoint of this model: {error}")),
+            other => other,
+        })?;
+        if let Some(first) = missing.first() {
+            let (missing, found) = (missing.len(), taken.len());
             return Err(fail(format!(
-                "not a checkpoint of this model: {missing} of {} tensors are missing, the first is '{name}'",
+                "not a checkpoint of this model: {missing} of {} tensors are missing, the first is '{first}'",
                 missing + found
             )));
         }
-        Ok(self)
+        given(self, tensors).map_err(fail)
     }
 
     /// Reads those parameters and buffers from `path` whose names the model has, in f32, to train the model on other data. The layer of
     /// classes keeps its values if the file has another number of classes. Any other difference in shape is an error.
     ///
     /// # Errors
-    /// [`Error::Load`] when the file cannot be read or has no tensor of this model, [`Error::Shape`] for a tensor of another shape.
-    fn load_matching(mut self, path: impl AsRef<Path>) -> Result<(Self, Matched), Error> {
+    /// Those of [`matching`](Self::matching).
+    fn load_matching(self, path: impl AsRef<Path>) -> Result<(Self, Matched), Error> {
         let path = path.as_ref();
-        let result = read(&mut self, path)?;
-        let matched = matched(result, path, self.head_path())?;
+        let (tensors, matched) = self.matching(path)?;
+        let model = given(self, tensors).map_err(|reason| Error::Load { path: path.to_owned(), reason })?;
+        Ok((model, matched))
+    }
+
+    /// The tensors that [`load_matching`](Self::load_matching) reads, in f32 and under the paths of this model. The bytes of each are read when
+    /// they are used, so that a model which does not fit into memory can take one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the file cannot be read or has no tensor of this model, [`Error::Shape`] for a tensor of another shape.
+    fn matching(&self, path: impl AsRef<Path>) -> Result<(Vec<Tensor>, Matched), Error> {
+        let path = path.as_ref();
+        let (tensors, Found { taken, missing, unused }) = found_in(self, path, self.head_path())?;
+        if taken.is_empty() {
+            let first = unused.first().map_or_else(|| "nothing".to_owned(), |name| format!("'{name}'"));
+            let reason = format!("no tensor of it fits this model; its first is {first}");
+            return Err(Error::Load { path: path.to_owned(), reason });
+        }
         // Files of large models are often in 16 bits, and a layer computes in the dtype of its parameters.
-        Ok((self.map(&mut Full), matched))
+        let tensors = tensors.into_iter().map(in_f32).collect();
+        Ok((tensors, Matched { taken, new: missing, unused }))
     }
 
     /// Writes all parameters and buffers to `path`. An older file is replaced when the new one is complete.
@@ -94,7 +112,7 @@ pub trait SafetensorsModel: Module + Sized {
 pub struct Values(Box<dyn ModuleAdapter>);
 
 impl ModuleAdapter for Values {
-    fn adapt(&self, tensor: burn_pack::Tensor, context: ModuleContext<'_>) -> burn_pack::Tensor {
+    fn adapt(&self, tensor: Tensor, context: ModuleContext<'_>) -> Tensor {
         self.0.adapt(tensor, context)
     }
 
@@ -115,64 +133,13 @@ pub struct Matched {
     pub unused: Vec<String>,
 }
 
-/// Reads those tensors of the file at `path` that `model` has.
-fn read<M: SafetensorsModel>(model: &mut M, path: &Path) -> Result<ApplyResult, Error> {
-    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-    if !path.is_file() {
-        return Err(fail("no such file".into()));
-    }
-    let mut store = model.reading(SafetensorsStore::from_file(path)).allow_partial(true).validate(false);
-    model.load_from(&mut store).map_err(|e| fail(one_line(&e)))
-}
-
-/// The paths of tensors after a file was read. `head` is the path of the layer of classes, if there is one.
-fn matched(result: ApplyResult, path: &Path, head: Option<&str>) -> Result<Matched, Error> {
-    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-    let mut new: Vec<String> = result.missing.into_iter().map(|(name, _)| name).collect();
-    for error in result.errors {
-        match error {
-            ApplyError::ShapeMismatch { path: name, .. } if head.is_some_and(|head| is_below(&name, head)) => {
-                new.push(name)
-            }
-            ApplyError::ShapeMismatch { path: name, expected, found } => {
-                let (expected, found) = (expected.to_vec(), found.to_vec());
-                return Err(Error::Shape { path: path.to_owned(), name, expected, found });
-            }
-            other => return Err(fail(one_line(&other))),
-        }
-    }
-    if result.applied.is_empty() {
-        let first = result.unused.first().map_or_else(|| "nothing".to_owned(), |name| format!("'{name}'"));
-        return Err(fail(format!("no tensor of it fits this model; its first is {first}")));
-    }
-    new.sort();
-    let (mut taken, unused) = (result.applied, result.unused);
-    taken.sort();
-    Ok(Matched { taken, new, unused })
-}
-
-/// Whether the tensor `name` belongs to the layer `layer`.
-fn is_below(name: &str, layer: &str) -> bool {
-    name.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
-}
-
-/// Makes parameters f32.
-struct Full;
-
-impl ModuleMapper for Full {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if param.val().dtype() == DType::F32 {
-            return param;
-        }
-        let learns = param.is_require_grad();
-        param.map(|tensor| tensor.detach().set_require_grad(false).cast(DType::F32)).set_require_grad(learns)
-    }
-}
-
-/// The first line of an error's text that is not empty.
-fn one_line(error: &impl std::fmt::Display) -> String {
-    let text = error.to_string();
-    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error").to_owned()
+/// The tensors of the file at `path` that `model` has. The layer at `head` may have other shapes; it is missing then.
+fn found_in<M: SafetensorsModel>(model: &M, path: &Path, head: Option<&str>) -> Result<(Vec<Tensor>, Found), Error> {
+    let tensors = safetensors_file::read(path).map_err(|reason| Error::Load { path: path.to_owned(), reason })?;
+    let (adapter, remapper) = model.reading();
+    let (tensors, names) = found(model, remapper.remap(tensors).0, &*adapter, head);
+    let refused = |Mismatch { name, expected, found }| Error::Shape { path: path.to_owned(), name, expected, found };
+    Ok((tensors.map_err(refused)?, names))
 }
 
 fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {
@@ -192,9 +159,9 @@ fn renamed(names: &[(String, String)], from: fn(&(String, String)) -> [&str; 2])
 macro_rules! by_names {
     ($($model:ty: $head:literal),+) => {$(
         impl SafetensorsModel for $model {
-            fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
+            fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
                 let remapper = renamed(&self.names(), |(ours, theirs)| [theirs, ours]);
-                store.remap(remapper).with_from_adapter(PyTorchToBurnAdapter)
+                (Box::new(PyTorchToBurnAdapter), remapper)
             }
 
             fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
@@ -212,10 +179,9 @@ macro_rules! by_names {
 by_names!(MobileNet: "classifier", ShuffleNetV2: "fc", Unet: "head", Vit: "head");
 
 impl SafetensorsModel for ResNet {
-    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
-        store
-            .remap(remap(&[(r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.norm.")]))
-            .with_from_adapter(PyTorchToBurnAdapter)
+    fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        let names = [(r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.norm.")];
+        (Box::new(PyTorchToBurnAdapter), remap(&names))
     }
 
     fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
@@ -231,12 +197,13 @@ impl SafetensorsModel for ResNet {
 // Hugging Face stores GPT-2's linear weights as [in, out] ("Conv1D"), which is burn's own layout: only the names of the layer
 // norms differ. Files from the hub have no prefix.
 impl SafetensorsModel for Gpt {
-    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
-        store.remap(remap(&[
+    fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        let names = [
             (r"^transformer\.", ""),
             (r"(ln_1|ln_2|ln_f)\.weight$", "$1.gamma"),
             (r"(ln_1|ln_2|ln_f)\.bias$", "$1.beta"),
-        ]))
+        ];
+        (Box::new(IdentityAdapter), remap(&names))
     }
 
     fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {

@@ -1,16 +1,73 @@
-//! Writes a safetensors file piece by piece: burn's and the format's own writer have each tensor in memory as a whole, twice.
+//! Reads and writes a safetensors file piece by piece: burn's and the format's own writer have each tensor in memory as a whole, twice, and
+//! burn's reader maps the file, so that all of it counts as memory of the process.
 
 use std::collections::HashMap;
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use burn::store::burn_pack::{AtomicFile, Tensor};
-use burn::tensor::DType;
+use burn::tensor::{BoolStore, Bytes, DType};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 /// The most bytes of a tensor that are read at once, if they are elsewhere.
 const PIECE: usize = 8 << 20;
+
+/// The dtypes of files and their names in the format.
+const DTYPES: [(DType, Dtype); 12] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::I16, Dtype::I16),
+    (DType::I8, Dtype::I8),
+    (DType::U64, Dtype::U64),
+    (DType::U32, Dtype::U32),
+    (DType::U8, Dtype::U8),
+    (DType::Bool(BoolStore::Native), Dtype::BOOL),
+];
+
+/// The tensors of the file at `path`. Their bytes are read when they are used.
+///
+/// # Errors
+/// The reason.
+pub(crate) fn read(path: &Path) -> Result<Vec<Tensor>, String> {
+    if !path.is_file() {
+        return Err("no such file".into());
+    }
+    let io = |e: io::Error| e.to_string();
+    let mut file = File::open(path).map_err(io)?;
+    let length = file.metadata().map_err(io)?.len();
+    let mut size = [0; 8];
+    file.read_exact(&mut size).map_err(|_| format!("not a safetensors file: it has {length} bytes"))?;
+    let size = u64::from_le_bytes(size);
+    let Some(data) = size.checked_add(8).filter(|data| *data <= length) else {
+        return Err(format!("not a safetensors file: its header would have {size} bytes, and the file has {length}"));
+    };
+    let mut header = vec![0; size as usize];
+    file.read_exact(&mut header).map_err(io)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|e| format!("not a safetensors file: its header is refused: {e}"))?;
+    let expected = data + metadata.data_len() as u64;
+    if expected != length {
+        return Err(format!("it has {length} bytes, and by its header {expected}: it is cut off, or was changed"));
+    }
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let known = DTYPES.iter().find(|(_, dtype)| *dtype == info.dtype);
+        let Some((dtype, _)) = known else { return Err(format!("tensor '{name}' is {:?}", info.dtype)) };
+        let (start, end) = info.data_offsets;
+        let bytes = match end - start {
+            0 => Bytes::from_bytes_vec(vec![]),
+            bytes => Bytes::from_file(path, bytes as u64, data + start as u64),
+        };
+        tensors.push(Tensor::new(name, *dtype, info.shape.clone(), None, bytes));
+    }
+    Ok(tensors)
+}
 
 /// Writes `tensors` to `path`. An older file is replaced when the new one is complete.
 ///
@@ -58,14 +115,8 @@ fn header(tensors: Vec<Tensor>) -> Result<(Vec<Tensor>, Vec<u8>), String> {
 }
 
 fn dtype(tensor: &Tensor) -> Result<Dtype, String> {
-    Ok(match tensor.dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::U8 => Dtype::U8,
-        other => return Err(format!("tensor '{}' is {other:?}, which a file of a model does not have", tensor.name)),
-    })
+    let known = DTYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype);
+    known
+        .map(|(_, dtype)| *dtype)
+        .ok_or_else(|| format!("tensor '{}' is {:?}, which a file of a model does not have", tensor.name, tensor.dtype))
 }

@@ -104,7 +104,7 @@ pub use transaction::{Boundary, Guard, StepReport, StoreConfig};
 
 // The types of the technique crates that this crate's functions take and return: a program needs burn and this crate.
 pub use kiln_accumulation::Weight;
-pub use kiln_checkpointing::{InitialRows, Mode, Plan, PlanSegment, Tensors};
+pub use kiln_checkpointing::{InitialValues, Mode, Plan, PlanSegment, Tensors};
 pub use kiln_compression::Nest;
 pub use kiln_data::{Blend, Loader, TileBatch, TileSet, TrainTest};
 pub use kiln_memory::{BackendProfile, CountingAllocator, HeapCounts, Measured, Meter, Prediction, StageEstimate};

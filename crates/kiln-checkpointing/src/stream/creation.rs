@@ -5,7 +5,14 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
-use burn::tensor::{Device, Tensor};
+use burn::module::Module;
+use burn::store::ModuleSnapshot;
+use burn::store::burn_pack::Tensor as Filed;
+use burn::tensor::{DType, Device, Tensor};
+
+use super::bytes::bytes_of;
+use super::layout::Entry;
+use crate::Error;
 
 /// How parameters get into a store.
 #[derive(Clone, Debug, Default)]
@@ -17,44 +24,109 @@ pub struct Creation {
     /// Whether the store may have parameters, which are replaced, with the optimizer's state for them. An interruption leaves those that it
     /// has.
     pub replaces: bool,
-    /// Initial values of matrices that are too large to be in memory.
-    pub rows: InitialRows,
+    /// Initial values that are not in memory before they are in the store.
+    pub values: InitialValues,
 }
 
 type Rows = dyn Fn(Range<usize>, &Device) -> Tensor<2>;
 
-/// Initial values of matrices, by rows: how [`Streamed::create_with`](crate::Streamed::create_with) moves a matrix into a store without having it
-/// in memory as a whole.
+/// Initial values of parameters by their paths, made or read when the turn of a parameter comes: how
+/// [`Streamed::create_with`](crate::Streamed::create_with) moves a model into a store that does not fit into memory. They are used only for
+/// parameters that are trained and that burn has not initialised yet, on a device with autodiff.
 #[derive(Clone, Default)]
-pub struct InitialRows(BTreeMap<String, Rc<Rows>>);
+pub struct InitialValues(BTreeMap<String, Values>);
 
-impl InitialRows {
+/// Where the values of a parameter come from.
+#[derive(Clone)]
+pub(super) enum Values {
+    Rows(Rc<Rows>),
+    Tensor(Filed),
+}
+
+impl InitialValues {
     /// Adds the matrix at `path`, whose rows `rows` makes in f32 on a device. It is called for all rows, some at a time from the first to the
-    /// last, when the turn of the parameter comes, so that random numbers have the order of a model in memory. Rows are used only for a
-    /// parameter that burn has not initialised yet, on a device with autodiff. It must be one that is trained.
+    /// last, so that random numbers have the order of a model in memory.
     #[must_use]
-    pub fn with(
+    pub fn with_rows(
         mut self,
         path: impl Into<String>,
         rows: impl Fn(Range<usize>, &Device) -> Tensor<2> + 'static,
     ) -> Self {
-        self.0.insert(path.into(), Rc::new(rows));
+        self.0.insert(path.into(), Values::Rows(Rc::new(rows)));
         self
     }
 
-    /// Without the matrices whose paths `which` refuses.
+    /// Adds tensors in f32 whose names are the paths of parameters, as those of a file. Their bytes are read when they are used, and those of
+    /// [`Bytes::from_file`](burn::tensor::Bytes::from_file) some rows at a time. They replace rows that were added before.
     #[must_use]
-    pub fn only(mut self, which: impl Fn(&str) -> bool) -> Self {
-        self.0.retain(|path, _| which(path));
+    pub fn with_tensors(mut self, tensors: impl IntoIterator<Item = Filed>) -> Self {
+        self.0.extend(tensors.into_iter().map(|tensor| (tensor.name.clone(), Values::Tensor(tensor))));
         self
     }
 
-    pub(super) fn get(&self, path: &str) -> Option<&Rows> {
-        self.0.get(path).map(|rows| &**rows)
+    /// `model` with the values of all [tensors](Self::with_tensors), for a model that fits into memory.
+    ///
+    /// # Errors
+    /// [`Error::StoreMismatch`] for a tensor of another shape, and for one that cannot be read.
+    pub fn give<M: Module>(&self, mut model: M) -> Result<M, Error> {
+        let of_file = |values: &Values| if let Values::Tensor(tensor) = values { Some(tensor.clone()) } else { None };
+        let tensors: Vec<Filed> = self.0.values().filter_map(of_file).collect();
+        match model.apply(tensors, None, None, false).errors.first() {
+            Some(error) => Err(Error::StoreMismatch { reason: error.to_string() }),
+            None => Ok(model),
+        }
+    }
+
+    pub(super) fn get(&self, path: &str) -> Option<&Values> {
+        self.0.get(path)
     }
 }
 
-impl fmt::Debug for InitialRows {
+impl Values {
+    /// Writes the values of a parameter, one part after the other, by `write`. Without it, random rows are drawn nevertheless: the random
+    /// numbers of other parameters come after them.
+    pub(super) fn write(
+        &self,
+        entry: &Entry,
+        device: &Device,
+        write: Option<&dyn Fn(usize, &[u8]) -> Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let mismatch = |what: &str, dims: &[usize], dtype: DType, expected: &[usize]| {
+            let path = &entry.path;
+            Error::StoreMismatch {
+                reason: format!("{what} of {path} are {dims:?} of {dtype:?}, expected {expected:?} of F32"),
+            }
+        };
+        match self {
+            Self::Rows(rows) => (0..entry.parts()).try_for_each(|part| {
+                let drawn = rows(entry.rows_of(part), device);
+                let (dims, dtype, expected) = (drawn.dims(), drawn.dtype(), entry.shape_of(part));
+                if dims[..] != expected[..] || dtype != DType::F32 {
+                    return Err(mismatch("rows", &dims, dtype, &expected));
+                }
+                write.map_or(Ok(()), |write| write(part, &bytes_of(drawn)?))
+            }),
+            Self::Tensor(tensor) => {
+                if tensor.shape[..] != entry.shape[..] || tensor.dtype != DType::F32 {
+                    return Err(mismatch("values", &tensor.shape, tensor.dtype, &entry.shape));
+                }
+                let Some(write) = write else { return Ok(()) };
+                let unread = |e: &dyn fmt::Display| Error::StoreMismatch { reason: format!("{}: {e}", entry.path) };
+                let bytes = tensor.to_bytes().map_err(|e| unread(&e))?;
+                (0..entry.parts()).try_for_each(|part| {
+                    let range = entry.bytes_of(part);
+                    // Bytes that are in memory have no view.
+                    match bytes.view(range.start, range.end) {
+                        Ok(rows) => write(part, &rows),
+                        Err(_) => write(part, &bytes[range]),
+                    }
+                })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for InitialValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }

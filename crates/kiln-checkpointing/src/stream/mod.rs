@@ -17,7 +17,7 @@ mod uses;
 mod values;
 
 pub(crate) use bytes::bytes_of;
-pub use creation::{Creation, InitialRows};
+pub use creation::{Creation, InitialValues};
 pub use file::FileStore;
 pub use host::HostStore;
 pub(crate) use inputs::Stored;

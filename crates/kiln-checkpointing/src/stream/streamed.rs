@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::creation::{Creation, InitialRows};
+use super::creation::{Creation, InitialValues};
 use super::layout::{Entry, Layout};
 use super::store::{Blob, Content, Store};
 use super::uses::Uses;
@@ -155,25 +155,25 @@ impl Streamed {
     /// # Errors
     /// [`Error::StoreMismatch`] for an empty store and for that of another model, and [`Error::Store`].
     pub fn open<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
-        Self::open_with(store, module, &InitialRows::default())
+        Self::open_with(store, module, &InitialValues::default())
     }
 
-    /// Works as [`open`](Self::open), with the rows that the store was [created](Self::create_with) with: these matrices are not in memory as a
-    /// whole before they are dropped.
+    /// Works as [`open`](Self::open), with the values that the store was [created](Self::create_with) with: these parameters are not in memory
+    /// before they are dropped.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
     pub fn open_with<M: Module>(
         store: impl Store + 'static,
         module: M,
-        rows: &InitialRows,
+        values: &InitialValues,
     ) -> Result<(Self, M), Error> {
         let Some(text) = store.note()? else {
             return Err(Error::StoreMismatch { reason: "it is empty, expected the parameters of the model".into() });
         };
         let note = Note::read(&text)?;
         let store = Arc::new(store);
-        let how = Creation { rows: rows.clone(), ..Creation::default() };
+        let how = Creation { values: values.clone(), ..Creation::default() };
         let (layout, module) = empty::<M>(module, None, &how, &note.parameters)?;
         match layout.difference(&note.parameters) {
             Some(reason) => Err(Error::StoreMismatch { reason }),

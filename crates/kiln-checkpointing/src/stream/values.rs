@@ -76,23 +76,19 @@ impl ModuleMapper for Empty<'_> {
             return param;
         }
         let (device, shape) = (param.lazy_device(), param.lazy_shape());
-        if let Some(rows) = self.how.rows.get(&self.path.join("."))
+        if let Some(values) = self.how.values.get(&self.path.join("."))
             && !param.is_initialized()
             && device.is_autodiff()
         {
             let id = self.enter(param.id, shape.to_vec(), DType::F32, |number, entry, store| {
-                // Without a store they are drawn nevertheless: the random numbers of other parameters come after them.
-                (0..entry.parts()).try_for_each(|part| {
-                    let blob = Blob::new(number, Content::Value, part);
-                    let drawn = rows(entry.rows_of(part), &device.clone().inner());
-                    let (dims, dtype) = (drawn.dims(), drawn.dtype());
-                    if dims[..] != entry.shape_of(part)[..] || dtype != DType::F32 {
-                        let (path, expected) = (&entry.path, entry.shape_of(part));
-                        let reason = format!("rows of {path} are {dims:?} of {dtype:?}, expected {expected:?} of F32");
-                        return Err(Error::StoreMismatch { reason });
+                let into =
+                    |store: &dyn Store, part, bytes: &[u8]| store.write(Blob::new(number, Content::Value, part), bytes);
+                match store {
+                    Some(store) => {
+                        values.write(entry, &device.clone().inner(), Some(&|part, bytes| into(store, part, bytes)))
                     }
-                    store.map_or(Ok(()), |store| store.write(blob, &bytes_of(drawn)?))
-                })
+                    None => values.write(entry, &device.clone().inner(), None),
+                }
             });
             let learns = Tensor::<D>::zeros([1; D], &device).require_grad();
             return Param::initialized(id, hollow(&shape, DType::F32, &learns));

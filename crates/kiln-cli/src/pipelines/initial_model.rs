@@ -7,6 +7,7 @@ use std::rc::Rc;
 use burn::tensor::Device;
 use kiln_data::printable;
 use kiln_models::{Error, Matched, SafetensorsModel};
+use kiln_training::InitialValues;
 
 use super::compression::CompressionSettings;
 use super::load::{MODEL, load_any, shaped};
@@ -53,24 +54,35 @@ impl InitialModel {
         self.taken.clone()
     }
 
-    /// Gives `model` the shapes that its compression says, and the weights that the settings name. On the device that records steps it
-    /// loads no weights.
+    /// Gives `model` the shapes and the weights that its compression says. On the device that records steps it loads no weights.
     pub(super) fn load<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
         let model = shaped(model, self.compression.as_ref())?;
-        if self.weights_in_checkpoint || device.clone().inner() == Device::capture() {
-            return Ok(model);
-        }
-        let weights = self.compression.as_ref().and_then(|compression| compression.weights.as_ref());
-        match (weights, &self.init) {
-            (Some(path), _) => load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}"))),
-            (None, Some(path)) => {
-                let file = weights_file(path)?;
-                let (model, matched) = model.load_matching(&file).map_err(advised)?;
-                *self.taken.borrow_mut() = Some(matched);
-                Ok(model)
+        match self.compressed() {
+            Some(path) if !self.weights_in_checkpoint && device.clone().inner() != Device::capture() => {
+                load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))
             }
-            (None, None) => Ok(model),
+            _ => Ok(model),
         }
+    }
+
+    /// The file with the weights of a compressed model.
+    fn compressed(&self) -> Option<&PathBuf> {
+        self.compression.as_ref()?.weights.as_ref()
+    }
+
+    /// Adds the tensors of the file that the settings name.
+    pub(super) fn values<M: SafetensorsModel>(
+        &self,
+        model: &M,
+        values: InitialValues,
+    ) -> Result<InitialValues, InitError> {
+        let Some(path) = self.init.as_ref().filter(|_| !self.weights_in_checkpoint && self.compressed().is_none())
+        else {
+            return Ok(values);
+        };
+        let (tensors, matched) = model.matching(weights_file(path)?).map_err(advised)?;
+        *self.taken.borrow_mut() = Some(matched);
+        Ok(values.with_tensors(tensors))
     }
 }
 

@@ -1,5 +1,6 @@
 //! One run of a pipeline: its task, data and settings, and the trainer that they make.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -8,7 +9,7 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_report::{Prediction, Text};
 use kiln_training::{
-    BatchSource, BestConfig, Error, InitialRows, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig,
+    BatchSource, BestConfig, Error, InitialValues, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig,
     Trainer, TrainerBuilder,
 };
 
@@ -22,6 +23,9 @@ use crate::values::MemorySetting;
 
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
+
+/// Finds the initial values of a model, those of a file among them.
+type FindValues<M> = Box<dyn Fn(&M) -> Result<InitialValues, InitError>>;
 
 /// Collects the findings of a report about a model on a device, with at most this many samples at once.
 pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>;
@@ -55,8 +59,8 @@ pub struct Run<P: Pipeline> {
     pub init: Init<P::Model>,
     /// Collects the contents of the report beside the metrics, for the model at the end of the run.
     pub findings: Option<Finder<P::Model>>,
-    /// Initial values of large matrices.
-    pub rows: InitialRows,
+    /// Finds the initial values of a model.
+    pub(super) values: FindValues<P::Model>,
     /// The rest, which stays with the caller when the task goes to the trainer.
     pub setup: Setup<P>,
 }
@@ -133,23 +137,23 @@ fn judged<P: Pipeline>(settings: &SettingsOf<P>) -> Option<BestConfig> {
 }
 
 impl<P: Pipeline> Run<P> {
-    /// A run whose model `init` makes, and which then takes the shapes and the weights that the settings name.
+    /// A run whose model `init` makes, and which then takes the shapes and the weights that the settings name. `rows`: how large matrices are
+    /// made by rows.
     pub(super) fn new(
         task: P,
         init: impl Fn(&Device) -> Result<P::Model, kiln_models::Error> + 'static,
+        rows: InitialValues,
         findings: Finder<P::Model>,
         mut setup: Setup<P>,
     ) -> Self {
-        let initial = InitialModel::new(&setup.settings.run, setup.settings.compression.as_ref());
+        let initial = Rc::new(InitialModel::new(&setup.settings.run, setup.settings.compression.as_ref()));
         setup.taken = initial.taken();
+        let values = {
+            let initial = initial.clone();
+            Box::new(move |model: &P::Model| initial.values(model, rows.clone()))
+        };
         let init = Box::new(move |device: &Device| initial.load(init(device)?, device));
-        Self { task, init, findings: Some(findings), rows: InitialRows::default(), setup }
-    }
-
-    /// Says how large matrices of the model get their initial values by rows.
-    #[must_use]
-    pub(super) fn with_initial_rows(self, rows: InitialRows) -> Self {
-        Self { rows, ..self }
+        Self { task, init, values, findings: Some(findings), setup }
     }
 
     /// Notes the settings that the run would have without options and files.
@@ -161,7 +165,7 @@ impl<P: Pipeline> Run<P> {
 
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, P>, Setup<P>) {
-        let Self { task, init, rows, setup, .. } = self;
+        let Self { task, init, values, setup, .. } = self;
         let (run, optimizer) = (setup.settings.run.clone(), setup.settings.optimizer);
         let offload = run.optimizer_offload;
         let builder = Trainer::try_builder(task, init)
@@ -182,7 +186,7 @@ impl<P: Pipeline> Run<P> {
             .with(|settings| settings.run.frozen = run.freeze.clone())
             .with(|settings| settings.memory.store = run.store.clone().map(StoreConfig::Directory))
             .with(|settings| settings.checkpoints.best = judged::<P>(&setup.settings))
-            .with_initial_rows(rows)
+            .with_initial_values(values)
             .with_allocator(&HEAP);
         let compression = setup.settings.compression.as_ref().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {

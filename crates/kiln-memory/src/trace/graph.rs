@@ -103,6 +103,13 @@ impl Graph {
         Operation { kind, inputs, outputs }
     }
 
+    /// Frees the room for more operations.
+    pub(crate) fn shrink(&mut self) {
+        self.operations.shrink_to_fit();
+        self.uses.shrink_to_fit();
+        self.outputs.shrink_to_fit();
+    }
+
     /// The index of a kind. A new kind is added.
     pub(crate) fn kind_index(&mut self, name: &str) -> u32 {
         let known = self.kinds.iter().position(|kind| kind.name == name && kind.detail == Detail::None);

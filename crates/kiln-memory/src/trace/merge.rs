@@ -45,7 +45,8 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         });
         tensors.push(TraceTensor { shape, dtype: a.dtype, role, path });
     }
-    let Recording { graph, phases, cuts, releases, .. } = first;
+    let Recording { mut graph, phases, cuts, releases, .. } = first;
+    graph.shrink(); // traces are kept as long as a run
     Ok(StepTrace {
         graph,
         tensors,

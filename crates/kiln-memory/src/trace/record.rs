@@ -111,18 +111,19 @@ fn record_once<M: Module + 'static>(
     let mut marks = vec![];
     let mut releases = vec![];
     let mut roles = vec![];
-    let mut failure = None;
+    let (mut failure, mut held) = (None, None);
     let captured = plain.capture_scope(|scope| {
         let positions = [&mut marks, &mut releases];
         let run = || step(&recorder, &build, &forward, &groups, (options, in_place), positions, &mut roles);
-        // Tensors dropped before the end of the recording would look unused, so those that are still held are leaked.
         match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(held)) => std::mem::forget(held),
+            Ok(Ok(values)) => held = Some(values),
             Ok(Err(reason)) => failure = Some(reason),
             Err(panic) => failure = Some(message_of(panic)),
         }
         scope.complete([], [])
     });
+    // Tensors that are dropped before the end of the recording would look unused.
+    drop(held);
     let graph = captured.map_err(|e| Error::Record {
         operation: "the end of the recording".into(),
         path: "the model".into(),

@@ -49,6 +49,13 @@ impl Planner {
         &self.optimizer
     }
 
+    /// Drops the recordings that steps under `plan` are only compared with.
+    pub(crate) fn keep_only(&mut self, plan: &StepPlan) {
+        self.compared.clear();
+        self.compared_optimizers.clear();
+        self.alternatives.retain(|planner| planner.optimizer == plan.optimizer);
+    }
+
     /// The planners of the optimizers that may replace the run's own.
     pub fn alternatives(&self) -> impl Iterator<Item = &Self> {
         self.alternatives.iter()

@@ -110,9 +110,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
             self.take_optimizer(plan);
         }
         let watch = self.watch(&site, planned.planner.as_ref());
-        let (init, group) = (|device: &Device| self.model(device), site.group.clone());
         let store = self.store(&planned, site.on_heap)?;
         let is_stored = store.is_some();
+        let (init, group) = (|device: &Device| self.initial(device, is_stored), site.group.clone());
         let mut run = ModelState::new(init, store, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = self.staged(&site, &planned)?;
@@ -182,10 +182,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Some(_) if self.attaches => {
                 refuse("attachment to the parameters", "set", "none in a run that streams blocks")
             }
-            Some(store) => {
-                let (streamed, rows) = (planner.streamed(&plan.checkpoints), self.rows.clone());
-                Ok(Some(StoredParameters::new(store.clone(), streamed, rows)))
-            }
+            Some(store) => Ok(Some(StoredParameters::new(store.clone(), planner.streamed(&plan.checkpoints)))),
         }
     }
 
@@ -227,7 +224,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     fn planned(&self, site: &Site, sample: &T::Batch) -> Result<Planned, Error> {
-        let planner = self.planner_of(site, sample)?;
+        let mut planner = self.planner_of(site, sample)?;
         // The replicas of a process share its heap.
         let sharing = if site.on_heap { site.group.in_this_process() } else { 1 };
         let share = site.limit.map(|limit| limit / sharing as u64);
@@ -237,6 +234,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
             (None, Some(planner)) => Some(RunPlan::Whole(self.choose(planner, share)?)),
             (_, None) => None,
         };
+        if let (Some(planner), Some(plan)) = (&mut planner, plan.as_ref().filter(|plan| plan.checkpoints.streams())) {
+            planner.keep_only(plan); // a run that needs a store has no memory for more
+        }
         Ok(Planned { planner, plan })
     }
 

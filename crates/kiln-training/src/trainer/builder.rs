@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::module::Reparameterizer;
 use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
-use kiln_checkpointing::InitialRows;
+use kiln_checkpointing::InitialValues;
 use kiln_memory::HeapCounts;
 use kiln_optimizers::FusedAdamW;
 use kiln_parallel::Communicator;
@@ -34,6 +34,9 @@ type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
 /// Makes the model on a device.
 pub(super) type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
 
+/// Finds the initial values of a model.
+type InitialOf<'a, M> = Box<dyn Fn(&M) -> Result<InitialValues, Error> + 'a>;
+
 /// The settings of a trainer to be built. Made by [`Trainer::builder`](crate::Trainer::builder), which has an example.
 ///
 /// Settings that are plain values are in three groups, which programs may also read from a file: [`run`](Self::run),
@@ -56,7 +59,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) attaches: bool,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) allocator: Option<&'static HeapCounts>,
-    pub(super) rows: InitialRows,
+    values: InitialOf<'a, T::Model>,
     pub(super) parallel: Parallel<T>,
     pub(super) observers: Observers,
 }
@@ -108,7 +111,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             attaches: false,
             edit: None,
             allocator: None,
-            rows: InitialRows::default(),
+            values: Box::new(|_| Ok(InitialValues::default())),
             parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
             observers: Observers::default(),
         }
@@ -118,6 +121,16 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     pub(super) fn model(&self, device: &Device) -> Result<T::Model, Error> {
         let model = (self.init)(device)?;
         if self.run.frozen.is_empty() { Ok(model) } else { frozen(model, &self.run.frozen) }
+    }
+
+    /// The model of the run on `device`, and the values that it still has to be given: those of a model in a store, which is not in memory.
+    pub(super) fn initial(&self, device: &Device, stored: bool) -> Result<(T::Model, InitialValues), Error> {
+        let model = (self.init)(device)?;
+        let values = (self.values)(&model)?;
+        // The search for frozen parameters initialises all.
+        let model = if stored && self.run.frozen.is_empty() { model } else { values.give(model)? };
+        let model = if self.run.frozen.is_empty() { model } else { frozen(model, &self.run.frozen)? };
+        Ok((model, values))
     }
 
     /// Changes settings in the middle of a chain of calls.
@@ -369,10 +382,15 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { allocator: Some(allocator), ..self }
     }
 
-    /// Says how large matrices get their initial values by rows, in a run with a store that reads them [by rows](crate::Pass::rows).
+    /// Gives the model that `init` makes the values that `find` finds for it, as those of a file. In a run with a store, parameters get them one
+    /// after the other, and a matrix some rows at a time, so that the model never is in memory.
     #[must_use]
-    pub fn with_initial_rows(self, rows: InitialRows) -> Self {
-        Self { rows, ..self }
+    pub fn with_initial_values<E: std::error::Error + Send + Sync + 'static>(
+        self,
+        find: impl Fn(&T::Model) -> Result<InitialValues, E> + 'a,
+    ) -> Self {
+        let values = Box::new(move |model: &T::Model| find(model).map_err(|error| Error::Model(Box::new(error))));
+        Self { values, ..self }
     }
 
     /// Calls `observer` with every event of [`Trainer::fit`](crate::Trainer::fit). The run stops when it returns `Break`.

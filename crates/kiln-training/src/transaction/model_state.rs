@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Device;
-use kiln_checkpointing::Streamed;
+use kiln_checkpointing::{InitialValues, Streamed};
 use kiln_optimizers::joins_updates;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
@@ -89,14 +89,14 @@ pub(crate) struct ModelState<M> {
 }
 
 impl<M: Module> ModelState<M> {
-    /// The start of a run, with the model that `init` makes on a seeded device. Parameters that burn initialises lazily are initialised
+    /// The start of a run, with the model that `init` makes on a seeded device, and the values that it gets in a store. Parameters that burn initialises lazily are initialised
     /// here, in the order of the fields, so that they do not depend on how the first step runs. With a store, each then goes there.
     ///
     /// # Errors
     /// Those of [`StepSettings::check`], [`Error::Precision`] for a policy that does not fit the model, and [`Error::Checkpointing`] for a
     /// store that cannot be used.
     pub(crate) fn new(
-        init: impl FnOnce(&Device) -> Result<M, Error>,
+        init: impl FnOnce(&Device) -> Result<(M, InitialValues), Error>,
         store: Option<StoredParameters>,
         attach: impl FnOnce(M, &Policy) -> Result<(M, String), Error>,
         groups: impl Fn(&M) -> OptimizerGroups,
@@ -108,11 +108,11 @@ impl<M: Module> ModelState<M> {
         let (model, streamed, attached) = {
             let _random = hold_random_numbers();
             settings.device.seed(seed);
-            let model = init(&settings.device)?;
+            let (model, values) = init(&settings.device)?;
             let (model, streamed) = match store {
                 Some(store) => {
                     let in_parts = groups(&model).joins;
-                    store.take(model, in_parts)?
+                    store.take(model, values, in_parts)?
                 }
                 None => {
                     initialize(&model);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_checkpointing::{Creation, FileStore, HostStore, InitialRows, RowParts, Store, Streamed};
+use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, RowParts, Store, Streamed};
 use kiln_precision::{Probed, squares_of, squares_of_rows};
 use serde::{Deserialize, Serialize};
 
@@ -49,24 +49,25 @@ pub(crate) struct StoredParameters {
     config: StoreConfig,
     /// Paths of parameters that only streamed segments use.
     streamed: BTreeSet<String>,
-    /// Initial values of those that are used by rows.
-    rows: InitialRows,
 }
 
 impl StoredParameters {
-    pub(crate) fn new(config: StoreConfig, streamed: BTreeSet<String>, rows: InitialRows) -> Self {
-        let rows = rows.only(|path| streamed.contains(path));
-        Self { config, streamed, rows }
+    pub(crate) fn new(config: StoreConfig, streamed: BTreeSet<String>) -> Self {
+        Self { config, streamed }
     }
 
-    /// Moves the parameters of `model` into the store, or takes those that it has. `in_parts`: whether the optimizer updates each element by
-    /// itself.
-    pub(super) fn take<M: Module>(self, model: M, in_parts: bool) -> Result<(M, Option<Streamed>), Error> {
-        let part_bytes = in_parts.then_some(PART as usize);
-        let how = Creation { part_bytes, replaces: true, rows: self.rows };
+    /// Moves the parameters of `model` into the store with their initial values, or takes those that it has. `in_parts`: whether the optimizer
+    /// updates each element by itself.
+    pub(super) fn take<M: Module>(
+        self,
+        model: M,
+        values: InitialValues,
+        in_parts: bool,
+    ) -> Result<(M, Option<Streamed>), Error> {
+        let how = Creation { part_bytes: in_parts.then_some(PART as usize), replaces: true, values };
         // A run that has taken no step begins anew: other settings may have made the model.
         let moved = |store: Box<dyn Store>, model: M| match Streamed::note_in(&*store)? {
-            Some(note) if has_steps(&note) => Streamed::open_with(store, model, &how.rows),
+            Some(note) if has_steps(&note) => Streamed::open_with(store, model, &how.values),
             _ => Streamed::create_with(store, model, &how),
         };
         let (streamed, model) = match &self.config {

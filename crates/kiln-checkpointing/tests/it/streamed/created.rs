@@ -1,8 +1,11 @@
 //! How parameters get into a store.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
-use kiln_checkpointing::{Creation, FileStore, HostStore, InitialRows, Streamed};
+use burn::store::ModuleSnapshot;
+use burn::store::burn_pack::Tensor as Filed;
+use burn::tensor::{Bytes, Tensor};
+use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, Streamed};
 
 use super::{device, weights};
 use crate::HEAP;
@@ -30,9 +33,9 @@ fn model() -> Model {
 }
 
 fn how(path: &str) -> Creation {
-    let rows =
-        InitialRows::default().with(path, |rows, device| NORMAL.init::<2, _>([rows.len(), WIDTH], device).into_value());
-    Creation { part_bytes: Some(64 << 10), rows, ..Creation::default() }
+    let values = InitialValues::default()
+        .with_rows(path, |rows, device| NORMAL.init::<2, _>([rows.len(), WIDTH], device).into_value());
+    Creation { part_bytes: Some(64 << 10), values, ..Creation::default() }
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn a_store_is_opened_again_in_the_memory_of_some_rows() {
     drop(streamed);
     let before = HEAP.live_bytes();
     HEAP.reset_peak();
-    let (streamed, hollow) = Streamed::open_with(open(), model(), &how("words.weight").rows).unwrap();
+    let (streamed, hollow) = Streamed::open_with(open(), model(), &how("words.weight").values).unwrap();
     let took = HEAP.peak_bytes() - before;
     assert!(took < 256 << 10, "{took} bytes");
     assert!(weights(&streamed.filled(hollow).unwrap()) == expected);
@@ -79,9 +82,68 @@ fn a_store_is_opened_again_in_the_memory_of_some_rows() {
 
 #[test]
 fn rows_of_another_shape_are_refused() {
-    let narrow = InitialRows::default()
-        .with("words.weight", |rows, device| NORMAL.init::<2, _>([rows.len(), 3], device).into_value());
-    let how = Creation { rows: narrow, ..Creation::default() };
+    let _alone = alone();
+    let narrow = InitialValues::default()
+        .with_rows("words.weight", |rows, device| NORMAL.init::<2, _>([rows.len(), 3], device).into_value());
+    let how = Creation { values: narrow, ..Creation::default() };
     let refused = Streamed::create_with(HostStore::new(), model(), &how).unwrap_err().to_string();
     assert!(refused.contains("rows of words.weight are [4096, 3] of F32, expected [4096, 64] of F32"), "{refused}");
+}
+
+/// A file with the values of `model`, as tensors whose bytes are in it.
+fn filed(model: &Model, file: &std::path::Path) -> Vec<Filed> {
+    let mut written = vec![];
+    let tensors = model.collect(None, None, false).into_iter().map(|tensor| {
+        let bytes = tensor.to_bytes().unwrap();
+        let start = written.len();
+        written.extend_from_slice(&bytes);
+        (tensor, bytes.len() as u64, start as u64)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    std::fs::write(file, &written).unwrap();
+    let of_file = |(tensor, length, start): (Filed, u64, u64)| {
+        Filed::new(tensor.name, tensor.dtype, tensor.shape, None, Bytes::from_file(file, length, start))
+    };
+    tensors.into_iter().map(of_file).collect()
+}
+
+#[test]
+fn tensors_of_a_file_are_read_some_rows_at_a_time_and_the_others_have_the_bits_of_a_model_in_memory() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("values");
+    let mut tensors = filed(&model().map(&mut Doubled), &file);
+    tensors.retain(|tensor| !tensor.name.starts_with("last"));
+    let values = InitialValues::default().with_tensors(tensors);
+    let expected = weights(&values.give(model()).unwrap());
+    assert!(expected != weights(&model()));
+    let (before, all) = (HEAP.live_bytes(), 4 * ROWS * WIDTH);
+    HEAP.reset_peak();
+    let how = Creation { part_bytes: Some(64 << 10), values, ..Creation::default() };
+    let (streamed, hollow) = Streamed::create_with(HostStore::new(), model(), &how).unwrap();
+    let took = HEAP.peak_bytes() - before;
+    assert!(took < all + (256 << 10), "{took} bytes for {all}");
+    assert!(weights(&streamed.filled(hollow).unwrap()) == expected);
+}
+
+#[test]
+fn tensors_of_another_shape_are_refused() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let mut tensors = filed(&model(), &folder.path().join("values"));
+    let words = tensors.iter_mut().find(|tensor| tensor.name == "words.weight").unwrap();
+    words.shape = [WIDTH, ROWS].into();
+    let how = Creation { values: InitialValues::default().with_tensors(tensors), ..Creation::default() };
+    let refused = Streamed::create_with(HostStore::new(), model(), &how).unwrap_err().to_string();
+    assert!(refused.contains("values of words.weight are [64, 4096] of F32, expected [4096, 64] of F32"), "{refused}");
+    let refused = how.values.give(model()).unwrap_err().to_string();
+    assert!(refused.contains("words.weight"), "{refused}");
+}
+
+struct Doubled;
+
+impl ModuleMapper for Doubled {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor * 2.0)
+    }
 }

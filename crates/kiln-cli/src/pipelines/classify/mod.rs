@@ -11,6 +11,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Order, Remainder, TrainTest, Transform};
 use kiln_models::ClassifierConfig;
+use kiln_training::InitialValues;
 
 use crate::pipelines::run::{Run, Setup};
 use crate::pipelines::teacher::TeacherModel;
@@ -134,7 +135,7 @@ pub fn run(mut settings: ClassifySettings, data: TrainTest<ImageSet>) -> Result<
     let notes = about_files(&data.train, &settings);
     let (model, loaders) = (settings.model.clone(), loaders(data, &settings, &device)?);
     let setup = Setup { classes, class_counts, notes, ..Setup::new(family(&model), loaders, settings) };
-    Ok((Run::new(task, move |device| model.init(device), findings, setup), device))
+    Ok((Run::new(task, move |device| model.init(device), InitialValues::default(), findings, setup), device))
 }
 
 /// The prefix of run directories' names.

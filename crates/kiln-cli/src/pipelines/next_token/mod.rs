@@ -7,7 +7,7 @@ mod task;
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TrainTest};
-use kiln_training::InitialRows;
+use kiln_training::InitialValues;
 
 use crate::host::cache_directory;
 use crate::pipelines::run::{Run, Setup};
@@ -81,7 +81,6 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
     let findings = continuation::finder(data.test.clone(), settings.data.text.tokenizer.clone(), settings.run.seed);
     let setup = Setup::new("gpt", loaders(data, &settings.run)?, settings);
     let words = model.clone();
-    let rows = InitialRows::default().with("wte.weight", move |rows, device| words.initial_words(rows, device));
-    let run = Run::new(task.taught(teacher), move |device| model.init(device), findings, setup);
-    Ok((run.with_initial_rows(rows), device))
+    let rows = InitialValues::default().with_rows("wte.weight", move |rows, device| words.initial_words(rows, device));
+    Ok((Run::new(task.taught(teacher), move |device| model.init(device), rows, findings, setup), device))
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{TileSet, printable};
-use kiln_training::{Error, Passes};
+use kiln_training::{Error, InitialValues, Passes};
 
 use super::data::{TileSets, loaders, test_loader};
 use super::picture::Pictures;
@@ -29,7 +29,7 @@ pub fn run(mut settings: SegmentSettings, data: &SegmentData, tiles: TileSets) -
     let (model, loaders) = (settings.model.clone(), loaders(&tiles, &settings)?);
     let (classes, left_out) = (data.classes.clone(), tiles.left_out);
     let setup = Setup { classes, left_out, ..Setup::new("unet", loaders, settings) };
-    Ok((Run::new(task, move |device| model.init(device), findings, setup), device))
+    Ok((Run::new(task, move |device| model.init(device), InitialValues::default(), findings, setup), device))
 }
 
 /// Fails if the configuration contradicts the data, and for tiles that the model cannot take.
