@@ -63,10 +63,9 @@ fn planner(lean: bool, device: &BackendProfile, batch: usize) -> Result<Planner,
         let tokens: Tensor<2, Int> = pass.input(tokens);
         let (model, rows) = (pass.model(), pass.model().words().and_then(|words| pass.rows(words)));
         let x = model.embed_by_rows(rows.clone(), tokens.clone());
-        let halves: Vec<GptHalf> = model.blocks().iter().flat_map(GptBlock::halves).collect();
-        let x = match pass.streams() {
-            true => pass.chain(&halves, x, GptHalf::forward),
-            false => pass.chain(&model.blocks(), x, GptBlock::forward),
+        let x = match model.halves().filter(|_| pass.streams()) {
+            Some(halves) => pass.chain(&halves, x, GptHalf::forward),
+            None => pass.chain(&model.blocks(), x, GptBlock::forward),
         };
         model.loss_by_rows(rows, x, tokens)
     });

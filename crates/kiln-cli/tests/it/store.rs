@@ -80,3 +80,25 @@ fn a_run_that_is_refused_leaves_no_directory() {
     run("empty", 2, &["'empty' exists and is not an empty directory"]);
     assert!(at.join("empty/file").exists());
 }
+
+#[test]
+fn weights_of_a_file_go_to_a_store_with_the_bits_of_a_run_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = text(at, 8000).display().to_string();
+    let begin = |out: &str, options: &[&str]| {
+        train(at, &[&["--data", &data, "--out", out, "--max-steps", "2", "--micro-batch", "2"], options].concat())
+    };
+    begin("first", &["--seed", "7"]);
+    let in_memory = begin("memory", &["--init", "first"]);
+    let streamed = begin("store", &["--init", "first", "--memory", "5MiB"]);
+    for said in [&in_memory, &streamed] {
+        assert!(said.contains("first/model.safetensors: 52 of 52 tensors taken"), "{said}");
+    }
+    assert!(streamed.contains("streamed one by one from a store"), "{streamed}");
+    assert!(weights(&at.join("memory")) == weights(&at.join("store")));
+    // A file that has changed meanwhile is not read again.
+    fs::write(at.join("first/model.safetensors"), "changed").unwrap();
+    assert!(resume(at, "store", &["--max-steps", "3"]).contains("going on from store/store"));
+    refused(at, &["train", "gpt", "--data", &data, "--init", "first", "--out", "no"], 1, &["not a safetensors file"]);
+}

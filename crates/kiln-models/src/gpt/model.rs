@@ -10,7 +10,7 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
 
-use super::block::{GptBlock, GptCache, KeysValues, Position};
+use super::block::{GptBlock, GptCache, GptHalf, KeysValues, Position};
 use super::config::GptConfig;
 use crate::Error;
 use crate::layers::{layer_norm, output, usable};
@@ -123,10 +123,10 @@ impl Gpt {
         self.h.clone()
     }
 
-    /// Whether blocks may run in [halves](GptBlock::halves) where recomputed blocks draw random numbers one by one: without dropout. The masks of
-    /// a half would be others than those of the block.
-    pub fn divides(&self) -> bool {
-        self.drop.prob == 0.0
+    /// The [halves](GptBlock::halves) of all blocks, in the order in which they run, for a chain whose elements are to be small. `None` for a
+    /// model with dropout: where recomputed blocks draw random numbers one by one, the masks of a half would be others than those of the block.
+    pub fn halves(&self) -> Option<Vec<GptHalf>> {
+        (self.drop.prob == 0.0).then(|| self.blocks().iter().flat_map(GptBlock::halves).collect())
     }
 
     /// Turns the output of the last block `[B, T, C]` into logits `[B, T, V]`, by the embedding's weights.

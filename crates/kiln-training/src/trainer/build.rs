@@ -112,7 +112,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let watch = self.watch(&site, planned.planner.as_ref());
         let store = self.store(&planned, site.on_heap)?;
         let is_stored = store.is_some();
-        let (init, group) = (|device: &Device| self.initial(device, is_stored), site.group.clone());
+        let (init, group) =
+            (|device: &Device| self.initial.of_run(device, &self.run.frozen, is_stored), site.group.clone());
         let mut run = ModelState::new(init, store, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = self.staged(&site, &planned)?;

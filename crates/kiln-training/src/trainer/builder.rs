@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use burn::module::Reparameterizer;
 use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
-use burn::tensor::Device;
 use kiln_checkpointing::InitialValues;
 use kiln_memory::HeapCounts;
 use kiln_optimizers::FusedAdamW;
@@ -18,7 +17,7 @@ use kiln_recovery::{Failure, Patience};
 use super::attach::{Attach, Edit, autocast, below_the_cast};
 use super::config::{CheckpointConfig, MemoryConfig, RunConfig};
 use super::events::{Event, RunLength};
-use super::freeze::frozen;
+use super::initial::{Init, InitialModel};
 use super::trainer::{MakeOptimizer, Observer};
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
@@ -30,12 +29,6 @@ use crate::task::Task;
 use crate::transaction::{Boundary, Compute, Guard, compute_in_turn};
 
 type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
-
-/// Makes the model on a device.
-pub(super) type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
-
-/// Finds the initial values of a model.
-type InitialOf<'a, M> = Box<dyn Fn(&M) -> Result<InitialValues, Error> + 'a>;
 
 /// The settings of a trainer to be built. Made by [`Trainer::builder`](crate::Trainer::builder), which has an example.
 ///
@@ -51,7 +44,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     /// Evaluations and checkpoints.
     pub checkpoints: CheckpointConfig,
     pub(super) task: T,
-    init: Init<'a, T::Model>,
+    pub(super) initial: InitialModel<'a, T::Model>,
     pub(super) schedule: Schedule,
     pub(super) optimizers: Optimizers<T::Model>,
     pub(super) attach: Attach<T::Model>,
@@ -59,7 +52,6 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) attaches: bool,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) allocator: Option<&'static HeapCounts>,
-    values: InitialOf<'a, T::Model>,
     pub(super) parallel: Parallel<T>,
     pub(super) observers: Observers,
 }
@@ -104,33 +96,16 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             memory: MemoryConfig::default(),
             checkpoints: CheckpointConfig::default(),
             task,
-            init,
+            initial: InitialModel::new(init),
             schedule: Schedule::constant(1e-3),
             optimizers: Optimizers { own: Box::new(move |_| adamw()), allowed: vec![], compared: vec![] },
             attach: autocast(),
             attaches: false,
             edit: None,
             allocator: None,
-            values: Box::new(|_| Ok(InitialValues::default())),
             parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
             observers: Observers::default(),
         }
-    }
-
-    /// The model on `device`, with the parameters frozen that the settings name.
-    pub(super) fn model(&self, device: &Device) -> Result<T::Model, Error> {
-        let model = (self.init)(device)?;
-        if self.run.frozen.is_empty() { Ok(model) } else { frozen(model, &self.run.frozen) }
-    }
-
-    /// The model of the run on `device`, and the values that it still has to be given: those of a model in a store, which is not in memory.
-    pub(super) fn initial(&self, device: &Device, stored: bool) -> Result<(T::Model, InitialValues), Error> {
-        let model = (self.init)(device)?;
-        let values = (self.values)(&model)?;
-        // The search for frozen parameters initialises all.
-        let model = if stored && self.run.frozen.is_empty() { model } else { values.give(model)? };
-        let model = if self.run.frozen.is_empty() { model } else { frozen(model, &self.run.frozen)? };
-        Ok((model, values))
     }
 
     /// Changes settings in the middle of a chain of calls.
@@ -386,11 +361,11 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// after the other, and a matrix some rows at a time, so that the model never is in memory.
     #[must_use]
     pub fn with_initial_values<E: std::error::Error + Send + Sync + 'static>(
-        self,
+        mut self,
         find: impl Fn(&T::Model) -> Result<InitialValues, E> + 'a,
     ) -> Self {
-        let values = Box::new(move |model: &T::Model| find(model).map_err(|error| Error::Model(Box::new(error))));
-        Self { values, ..self }
+        self.initial.values = Box::new(move |model| find(model).map_err(|error| Error::Model(Box::new(error))));
+        self
     }
 
     /// Calls `observer` with every event of [`Trainer::fit`](crate::Trainer::fit). The run stops when it returns `Break`.

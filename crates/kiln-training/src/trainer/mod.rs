@@ -9,6 +9,7 @@ mod evaluate;
 mod events;
 mod fit;
 mod freeze;
+mod initial;
 mod record;
 mod resume;
 mod save;

@@ -89,7 +89,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let policy = self.run.precision.clone().computing_in(precision);
         let scales_gradients = self.run.clip_norm.is_some() || scaling != Scaling::None;
         let kind = StepKind { scales_gradients, store: self.store_to_plan_with().is_some() };
-        let build = |device: &Device| (self.attach)(self.model(device)?, &policy).map(|(model, _)| model);
+        let build = |device: &Device| {
+            (self.attach)(self.initial.recorded(device, &self.run.frozen)?, &policy).map(|(model, _)| model)
+        };
         RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
     }
 

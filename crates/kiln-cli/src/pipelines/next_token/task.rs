@@ -123,10 +123,9 @@ fn mean_loss(pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
     let model = pass.model();
     let rows = model.words().and_then(|words| pass.rows(words));
     let x_btc = model.embed_by_rows(rows.clone(), inputs_bt);
-    let blocks = model.blocks();
-    let x_btc = match pass.streams() && model.divides() {
-        true => pass.chain(&blocks.iter().flat_map(GptBlock::halves).collect::<Vec<_>>(), x_btc, GptHalf::forward),
-        false => pass.chain(&blocks, x_btc, GptBlock::forward),
+    let x_btc = match model.halves().filter(|_| pass.streams()) {
+        Some(halves) => pass.chain(&halves, x_btc, GptHalf::forward),
+        None => pass.chain(&model.blocks(), x_btc, GptBlock::forward),
     };
     model.loss_by_rows(rows, x_btc, pass.to_device(targets_bt))
 }

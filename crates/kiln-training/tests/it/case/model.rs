@@ -318,10 +318,9 @@ impl Classify {
                 let text = text(ids, model.vocab(), pass.device());
                 let rows = model.words().and_then(|words| pass.rows(words));
                 let x = model.embed_by_rows(rows.clone(), text.clone().slice([0..ids.len(), 0..TOKENS]));
-                let halves: Vec<_> = model.blocks().iter().flat_map(GptBlock::halves).collect();
-                let x = match pass.streams() && model.divides() {
-                    true => pass.chain(&halves, x, GptHalf::forward),
-                    false => pass.chain(&model.blocks(), x, GptBlock::forward),
+                let x = match model.halves().filter(|_| pass.streams()) {
+                    Some(halves) => pass.chain(&halves, x, GptHalf::forward),
+                    None => pass.chain(&model.blocks(), x, GptBlock::forward),
                 };
                 let targets = pass.to_device(text).slice([0..ids.len(), 1..TOKENS + 1]);
                 let loss = model.loss_by_rows(rows, x, targets);
