@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::HEAP;
+
 /// Clock ticks per second in /proc/PID/stat, the same on every Linux that Rust supports.
 const TICKS: f64 = 100.0;
 
@@ -24,6 +26,23 @@ pub fn living_threads_seconds() -> Option<f64> {
         nanoseconds += text.split(' ').next()?.parse::<f64>().ok()?;
     }
     (nanoseconds > 0.0).then_some(nanoseconds / 1e9)
+}
+
+/// Room for what the process takes later, beside a step: pages of code that were not run yet, threads, and the report.
+const LATER: u64 = 8 << 20;
+/// The bytes beside a step are a multiple of this, so that equal commands have equal plans: the system's own counts vary.
+const STEP: u64 = 4 << 20;
+
+/// The bytes that this process takes in memory beside a step: those that are resident now, while there is no model, and room for what comes
+/// later.
+pub fn beside_a_step() -> Option<u64> {
+    HEAP.inner().release();
+    Some((status("VmRSS")? + LATER).next_multiple_of(STEP))
+}
+
+/// The most bytes that were resident since the start.
+pub fn most_resident() -> Option<u64> {
+    status("VmHWM")
 }
 
 /// The highest resident memory of the process since a starting point.

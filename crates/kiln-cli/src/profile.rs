@@ -25,6 +25,7 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     let start = if name.starts_with("cuda") { BackendProfile::cuda() } else { BackendProfile::flex() };
     tracing::info!("measuring {name} once, to predict steps on it");
     let profile = calibrate(BackendProfile { name: name.into(), ..start }, device, &Meter::of(&plain, &HEAP))?;
+    HEAP.inner().release();
     if let Some(path) = path {
         // Without a cache directory it is measured again next time.
         if let Err(error) = write(&path, &profile) {

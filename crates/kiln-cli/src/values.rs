@@ -189,12 +189,14 @@ impl WrittenSize {
     }
 }
 
-/// A memory budget: `auto` or bytes.
+/// A memory budget: `auto`, bytes, or `step:` and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenSize", into = "String")]
 pub enum MemorySetting {
-    /// A number of bytes.
+    /// A number of bytes: of the process on the CPU device, of the device on a GPU.
     Bytes(u64),
+    /// A number of bytes of a step, to which the process adds its own.
+    Step(u64),
     /// Nine tenths of the memory that is free when the run starts.
     Auto,
 }
@@ -203,7 +205,7 @@ impl MemorySetting {
     /// The budget for the trainer.
     pub fn budget(self) -> MemoryBudget {
         match self {
-            Self::Bytes(bytes) => MemoryBudget::Bytes(bytes),
+            Self::Bytes(bytes) | Self::Step(bytes) => MemoryBudget::Bytes(bytes),
             Self::Auto => MemoryBudget::FractionOfFree(0.9),
         }
     }
@@ -215,7 +217,10 @@ impl FromStr for MemorySetting {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
-            _ => bytes(text).map(Self::Bytes).map_err(|error| format!("{error}, or auto")),
+            _ => match text.strip_prefix("step:") {
+                Some(step) => bytes(step).map(Self::Step),
+                None => bytes(text).map(Self::Bytes).map_err(|error| format!("{error}, or auto")),
+            },
         }
     }
 }
@@ -232,6 +237,7 @@ impl From<MemorySetting> for String {
     fn from(memory: MemorySetting) -> Self {
         match memory {
             MemorySetting::Bytes(bytes) => format!("{bytes}B"),
+            MemorySetting::Step(bytes) => format!("step:{bytes}B"),
             MemorySetting::Auto => "auto".into(),
         }
     }

@@ -104,6 +104,17 @@ pub enum Error {
         /// Bytes of that category.
         largest_bytes: u64,
     },
+    /// A budget of the whole process has no room for a step.
+    #[error(
+        "a budget of {} has no room for a step: the process takes {} itself, expected more than that",
+        ByteSize(*budget_bytes), ByteSize(*process_bytes)
+    )]
+    NoRoom {
+        /// The budget.
+        budget_bytes: u64,
+        /// Bytes that the process takes beside a step.
+        process_bytes: u64,
+    },
     /// The trainer was built without a prediction of its steps.
     #[error(
         "the trainer has no prediction of its steps, expected a model that can be recorded and no with_prediction(false)"

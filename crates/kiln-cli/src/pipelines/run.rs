@@ -19,6 +19,7 @@ use super::parallel::Places;
 use super::pipeline::{Pipeline, SettingsOf};
 use super::settings::RunSettings;
 use crate::HEAP;
+use crate::process::beside_a_step;
 use crate::values::MemorySetting;
 
 /// Makes the plain model on a device.
@@ -194,6 +195,7 @@ impl<P: Pipeline> Run<P> {
             None => builder,
         };
         let builder = match run.memory {
+            Some(memory @ MemorySetting::Bytes(_)) => builder.with_memory(memory.budget()).with_process(beside_a_step),
             Some(memory) => builder.with_memory(memory.budget()),
             None => builder,
         };
@@ -247,7 +249,7 @@ impl<P: Pipeline> Setup<P> {
     }
 
     /// Notes in the settings how steps are taken, so that the run resumes in the same way.
-    pub fn note(&mut self, plan: &StepPlan, limit: Option<u64>) {
+    pub fn note(&mut self, plan: &StepPlan, budget: Option<u64>) {
         let run = &mut self.settings.run;
         if run.parallel.stages.is_some() {
             run.micro_batch = Some(plan.micro_batch); // two for each stage, where none was given
@@ -258,8 +260,11 @@ impl<P: Pipeline> Setup<P> {
         {
             self.settings.optimizer = other;
         }
-        if let Some(limit) = limit {
-            run.memory = Some(MemorySetting::Bytes(limit));
+        if let Some(budget) = budget {
+            run.memory = Some(match run.memory {
+                Some(MemorySetting::Bytes(_)) => MemorySetting::Bytes(budget),
+                _ => MemorySetting::Step(budget), // a share of the free memory is one of a step
+            });
             run.precision = plan.precision;
             run.micro_batch = Some(plan.micro_batch);
             run.checkpointing = match plan.checkpoints.recomputed() {

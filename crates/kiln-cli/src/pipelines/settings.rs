@@ -77,10 +77,11 @@ pub struct RunSettings {
     #[arg(long, value_name = "PLAN", help_heading = "Memory")]
     #[serde(default)]
     pub checkpointing: Recompute,
-    /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
+    /// Memory that the run may take, as in 300MiB, or auto [default: no limit]
     ///
     /// Picks micro-batch and checkpoint plan before the first step, and cuts batches smaller when memory runs out all the
-    /// same. auto is nine tenths of the memory that is free.
+    /// same. On the CPU these are the bytes that the whole process has in memory; step:300MiB are those of a step alone.
+    /// auto is nine tenths of the memory that is free.
     #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySetting>,
@@ -234,7 +235,7 @@ impl RunSettings {
     /// host's, the loader takes at most a quarter of the run's memory budget.
     pub fn loader(&self, samples: usize) -> LoaderConfig {
         let budget = match self.memory {
-            Some(MemorySetting::Bytes(bytes)) if self.device == "flex" => {
+            Some(MemorySetting::Bytes(bytes) | MemorySetting::Step(bytes)) if self.device == "flex" => {
                 self.loader_memory.0.min((bytes / 4).max(LEAST_LOADER_BYTES))
             }
             _ => self.loader_memory.0,

@@ -27,7 +27,7 @@ pub(super) fn write_report(
     let status = summary.status.clone().unwrap_or_default();
     let memory = summary.settings["run"]["memory"].as_str().and_then(|text| text.parse().ok());
     let budget_bytes = match memory {
-        Some(MemorySetting::Bytes(bytes)) => Some(bytes),
+        Some(MemorySetting::Bytes(bytes) | MemorySetting::Step(bytes)) => Some(bytes),
         Some(MemorySetting::Auto) | None => None,
     };
     let state = if is_working { State::Running } else { status.state(false) };

@@ -51,7 +51,7 @@ pub(crate) fn build<P: Pipeline>(
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
     let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
     if let Some(plan) = trainer.plan() {
-        setup.note(plan, trainer.limit_bytes());
+        setup.note(plan, trainer.budget_bytes());
     }
     Ok((trainer, setup))
 }

@@ -32,7 +32,8 @@ use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
 use crate::output::print_json;
-use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, Pipeline, Run, Setup};
+use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, MemorySetting, Pipeline, Run, Setup};
+use crate::process::most_resident;
 use crate::progress::{Progress, Watched, WatchedData};
 use crate::run_directory::RunDirectory;
 use crate::runs::{About, Outcome, RunRecord};
@@ -358,6 +359,9 @@ impl<P: Pipeline> Session<P> {
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&self.trainer)), shown(peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
+        if let (Some(MemorySetting::Bytes(budget)), Some(most)) = (self.setup.settings.run.memory, most_resident()) {
+            tracing::info!("process: at most {} of {} in memory", ByteSize(most), ByteSize(budget));
+        }
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ fn a_run_that_does_not_fit_streams_from_its_own_directory() {
     begin("whole", "4", &[]);
     resume(at, "whole", &["--max-steps", "6"]);
     resume(at, "whole", &["--max-steps", "9"]);
-    let said = begin("run", "4", &["--memory", "5MiB"]);
+    let said = begin("run", "4", &["--memory", "step:5MiB"]);
     assert!(said.contains("are in run/store") && said.contains("streamed"), "{said}");
     let run = at.join("run");
     assert!(!config(&run).contains("store ="), "a run that is moved finds its store: {}", config(&run));
@@ -48,12 +48,12 @@ fn a_run_that_no_longer_fits_goes_on_from_a_store() {
     let at = folder.path();
     let data = text(at, 8000).display().to_string();
     for out in ["whole", "run"] {
-        train(at, &["--data", &data, "--out", out, "--max-steps", "5", "--memory", "40MiB"]);
+        train(at, &["--data", &data, "--out", out, "--max-steps", "5", "--memory", "step:40MiB"]);
     }
     resume(at, "whole", &["--max-steps", "9"]);
     // Other programs take memory: a step finds less than it was planned for.
     let settings = config(&at.join("run"));
-    let less = settings.lines().map(|line| if line.starts_with("memory = ") { "memory = \"7MiB\"" } else { line });
+    let less = settings.lines().map(|line| if line.starts_with("memory = ") { "memory = \"step:7MiB\"" } else { line });
     fs::write(at.join("run/config.toml"), less.collect::<Vec<_>>().join("\n")).unwrap();
     let said = resume(at, "run", &["--max-steps", "9", "--wait-for-memory", "0"]);
     assert!(said.contains("the batch does not fit into memory after"), "{said}");
@@ -68,7 +68,7 @@ fn a_run_that_is_refused_leaves_no_directory() {
     let at = folder.path();
     let data = text(at, 8000).display().to_string();
     let run = |out: &str, code, parts: &[&str]| {
-        refused(at, &["train", "gpt", "--data", &data, "--memory", "100KiB", "--out", out], code, parts);
+        refused(at, &["train", "gpt", "--data", &data, "--memory", "step:100KiB", "--out", out], code, parts);
     };
     run("new/run", 1, &["a step does not fit into 100.0 KiB: the least is "]);
     assert!(!at.join("new").exists());
@@ -91,7 +91,7 @@ fn weights_of_a_file_go_to_a_store_with_the_bits_of_a_run_in_memory() {
     };
     begin("first", &["--seed", "7"]);
     let in_memory = begin("memory", &["--init", "first"]);
-    let streamed = begin("store", &["--init", "first", "--memory", "5MiB"]);
+    let streamed = begin("store", &["--init", "first", "--memory", "step:5MiB"]);
     for said in [&in_memory, &streamed] {
         assert!(said.contains("first/model.safetensors: 52 of 52 tensors taken"), "{said}");
     }

@@ -68,10 +68,15 @@ impl Blocks {
         (pointer as usize - self.addresses.base) / self.addresses.page
     }
 
-    /// Counts pages that were taken, and drops free ones beyond the bound.
+    /// Counts pages that were taken.
     fn count(&mut self, pages: usize) {
         self.used += pages;
         self.most = self.most.max(self.used);
+        self.drop_surplus();
+    }
+
+    /// Drops free pages beyond the bound, those that were freed first before the others.
+    fn drop_surplus(&mut self) {
         while self.drops && self.used + self.free.held() > self.most {
             let over = self.used + self.free.held() - self.most;
             let Some((first, dropped)) = self.free.drop_oldest(over) else { break };
@@ -120,6 +125,15 @@ impl ReusingAllocator {
     /// An allocator without blocks.
     pub const fn new() -> Self {
         Self { blocks: Mutex::new(None), base: AtomicUsize::new(NOWHERE), bytes: AtomicUsize::new(0) }
+    }
+
+    /// Gives the pages of freed blocks back to the system. From then on, the most that was in use is what is in use now: for the end of a phase
+    /// that took more than what follows.
+    pub fn release(&self) {
+        if let Some(blocks) = self.lock().as_mut() {
+            blocks.most = blocks.used;
+            blocks.drop_surplus();
+        }
     }
 
     /// The lock. Nothing panics while it is held.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use proptest::prelude::*;
 
-use crate::alone;
+use crate::{HEAP, alone};
 
 const MIB: usize = 1 << 20;
 
@@ -70,4 +70,20 @@ fn a_process_holds_what_was_in_use_at_most() {
         kept = blocks.into_iter().step_by(3).collect();
     }
     drop(kept);
+}
+
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[test]
+fn pages_of_freed_blocks_are_kept_until_they_are_released() {
+    let _alone = alone();
+    let before = resident();
+    drop(black_box(vec![1_u8; 64 * MIB]));
+    assert!(resident() > before + 48 * MIB);
+    HEAP.inner().release();
+    let left = resident().saturating_sub(before);
+    assert!(left < 8 * MIB, "{left} bytes");
+    // The next block takes its place, and is not kept beyond what is in use.
+    drop(black_box(vec![1_u8; 8 * MIB]));
+    let left = resident().saturating_sub(before);
+    assert!(left < 16 * MIB, "{left} bytes");
 }

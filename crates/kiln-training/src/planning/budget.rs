@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::host_memory;
 use crate::error::Error;
 
-/// The memory that a step may take: parameters, gradients, optimizer state, activations, and on the CPU the loader's share.
+/// The memory that a step may take: parameters, gradients, optimizer state, activations, and on the CPU the loader's share. A number of bytes
+/// can be that of the whole process there ([`TrainerBuilder::with_process`](crate::TrainerBuilder::with_process)).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

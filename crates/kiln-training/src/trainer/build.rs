@@ -13,7 +13,7 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{DeviceLayout, Planner, Recompute, RunPlan, StagePlan, StepPlan};
+use crate::planning::{DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::replicas::Group;
 use crate::schedule::Schedule;
@@ -30,8 +30,17 @@ struct Site {
     on_heap: bool,
     /// Samples of this replica's part of a batch.
     batch: usize,
+    /// Bytes that the run may take.
+    budget: Option<u64>,
+    /// Bytes of them that the process takes beside a step.
+    beside: u64,
+}
+
+impl Site {
     /// Bytes that a step may take.
-    limit: Option<u64>,
+    fn limit(&self) -> Option<u64> {
+        self.budget.map(|budget| budget - self.beside)
+    }
 }
 
 /// The plan of a run, as far as its steps could be predicted.
@@ -101,10 +110,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     fn build_in(mut self, group: Group, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         self.compare_optimizers();
-        let site = self.site(group, device, sample)?;
+        let mut site = self.site(group, device, sample)?;
         let mut settings = self.step_settings(&site, sample)?;
         settings.check()?; // before anything is recorded
-        let planned = self.planned(&site, sample)?;
+        let planned = self.planned(&mut site, sample)?;
         if let Some(plan) = &planned.plan {
             settings.policy = self.run.precision.clone().computing_in(plan.precision);
             self.take_optimizer(plan);
@@ -137,7 +146,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             read_once: planner.as_ref().map(Planner::read_once).unwrap_or_default(),
             planner,
             plan,
-            limit: site.limit,
+            limit: site.limit(),
+            beside: site.beside,
             meter: watch.meter().cloned(),
             watch,
             length: self.run.length,
@@ -203,9 +213,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
         // A replica takes its part of a batch.
         let batch = self.run.batch_size.map_or(sample.len(), |batch| batch.div_ceil(group.replicas()));
         self.check(batch)?;
-        let limit = self.memory.budget.map(|budget| budget.bytes(&plain)).transpose()?;
+        let budget = self.memory.budget.map(|budget| budget.bytes(&plain)).transpose()?;
         let on_heap = plain.memory_pool_usage().is_none();
-        Ok(Site { group, device, on_heap, batch, limit })
+        Ok(Site { group, device, on_heap, batch, budget, beside: 0 })
     }
 
     fn step_settings(&self, site: &Site, sample: &T::Batch) -> Result<StepSettings, Error> {
@@ -224,11 +234,29 @@ impl<T: Task> TrainerBuilder<'_, T> {
         })
     }
 
-    fn planned(&self, site: &Site, sample: &T::Batch) -> Result<Planned, Error> {
+    /// Bytes of a budget that are for the process beside a step. A share of the free memory is what the process may take in addition.
+    fn beside(&self, site: &Site) -> Result<u64, Error> {
+        let (Some(MemoryBudget::Bytes(budget)), true, Some(beside)) = (self.memory.budget, site.on_heap, &self.process)
+        else {
+            return Ok(0);
+        };
+        let beside = beside().unwrap_or(0);
+        if beside >= budget {
+            return Err(Error::NoRoom { budget_bytes: budget, process_bytes: beside });
+        }
+        if beside > 0 && site.group.is_first() {
+            let (beside, budget) = (bytesize::ByteSize(beside), bytesize::ByteSize(budget));
+            tracing::info!("the process takes {beside} of {budget} beside a step");
+        }
+        Ok(beside)
+    }
+
+    fn planned(&self, site: &mut Site, sample: &T::Batch) -> Result<Planned, Error> {
         let mut planner = self.planner_of(site, sample)?;
+        site.beside = self.beside(site)?;
         // The replicas of a process share its heap.
         let sharing = if site.on_heap { site.group.in_this_process() } else { 1 };
-        let share = site.limit.map(|limit| limit / sharing as u64);
+        let share = site.limit().map(|limit| limit / sharing as u64);
         let plan = match (self.layout(site), &planner) {
             (Some(layout), Some(planner)) => Some(RunPlan::Divided(self.choose_stages(planner, &layout, share)?)),
             (Some(_), None) if self.parallel.stages.is_some() => return Err(Error::NoPrediction),
@@ -257,7 +285,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         // A GPU's context and kernels are outside of the pages of its pools.
         let outside = planner.filter(|_| !site.on_heap);
         let outside = outside.map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes());
-        let limit = site.limit.map(|limit| limit.saturating_sub(outside));
+        let limit = site.limit().map(|limit| limit.saturating_sub(outside));
         Watch::new(plain, meter, limit, self.observers.guard.take())
     }
 
@@ -279,7 +307,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let size = micro_batch.unwrap_or(usize::MAX).min(site.batch);
         // On a GPU, kernels are compiled and tuned for each size that occurs.
         let granularity = if site.on_heap { 1 } else { 8 };
-        let config = MicroBatchSearchConfig::new(size).with_limit(site.limit).with_granularity(granularity);
+        let config = MicroBatchSearchConfig::new(size).with_limit(site.limit()).with_granularity(granularity);
         let ladder = Ladder::standard().with_plans(plans);
         // On the CPU device the host is the device.
         let ladder = if site.on_heap { ladder } else { ladder.with_offload() };

@@ -30,6 +30,9 @@ use crate::transaction::{Boundary, Compute, Guard, compute_in_turn};
 
 type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
 
+/// Tells the bytes of the process that are in memory beside a step.
+pub(super) type Process<'a> = Box<dyn Fn() -> Option<u64> + 'a>;
+
 /// The settings of a trainer to be built. Made by [`Trainer::builder`](crate::Trainer::builder), which has an example.
 ///
 /// Settings that are plain values are in three groups, which programs may also read from a file: [`run`](Self::run),
@@ -52,6 +55,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) attaches: bool,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) allocator: Option<&'static HeapCounts>,
+    pub(super) process: Option<Process<'a>>,
     pub(super) parallel: Parallel<T>,
     pub(super) observers: Observers,
 }
@@ -103,6 +107,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             attaches: false,
             edit: None,
             allocator: None,
+            process: None,
             parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
             observers: Observers::default(),
         }
@@ -355,6 +360,15 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn with_allocator(self, allocator: &'static HeapCounts) -> Self {
         Self { allocator: Some(allocator), ..self }
+    }
+
+    /// Makes a [budget](MemoryConfig::budget) of the CPU device that of the whole process: `beside` tells how many bytes the process has and will
+    /// have in memory beside a step. It is called when the step has been recorded and no model has been made. `None`: that is not
+    /// known, and the budget is that of a step.
+    #[must_use]
+    pub fn with_process(mut self, beside: impl Fn() -> Option<u64> + 'a) -> Self {
+        self.process = Some(Box::new(beside));
+        self
     }
 
     /// Gives the model that `init` makes the values that `find` finds for it, as those of a file. In a run with a store, parameters get them one

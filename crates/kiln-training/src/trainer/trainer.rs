@@ -53,6 +53,8 @@ pub struct Trainer<T: Task> {
     pub(super) planner: Option<Planner>,
     pub(super) plan: Option<RunPlan>,
     pub(super) limit: Option<u64>,
+    /// Bytes of a budget that are for the process beside a step.
+    pub(super) beside: u64,
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
     pub(super) length: RunLength,
@@ -150,6 +152,12 @@ impl<T: Task> Trainer<T> {
     /// The bytes that a step may take, if there is a budget. On the CPU device all replicas of this process share it.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.limit
+    }
+
+    /// The budget of the run in bytes, if there is one: what a step may take, and [what the process takes](crate::TrainerBuilder::with_process) beside
+    /// it.
+    pub fn budget_bytes(&self) -> Option<u64> {
+        self.limit.map(|limit| limit + self.beside)
     }
 
     /// The recovery of steps: its ladder, and the sizes that are known to fit. `None` in a run without recovery.
