@@ -66,7 +66,7 @@ pub(crate) enum Setting {
     Precision(Precision),
     MicroBatch(usize),
     Checkpointing(Recompute),
-    /// In the option's format, as in 12MiB.
+    /// In the option's format, as in step:12MiB.
     Memory(&'static str),
     Stages(usize),
     Replicas(usize),
@@ -156,8 +156,8 @@ pub(crate) const REFERENCE: &str = "burn";
 
 /// All cases, in the order of the tables.
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases = steps(Group::Resnet, 16, "12MiB");
-    cases.extend(steps(Group::Gpt, 2, "17MiB"));
+    let mut cases = steps(Group::Resnet, 16, "step:12MiB");
+    cases.extend(steps(Group::Gpt, 2, "step:17MiB"));
     let functions = [
         ("load", "an epoch of 4,000 packed images, augmented, by two workers", Function::Load),
         ("solve", "the fastest checkpoint plan for 1,000 different blocks at 60 % of the plain peak", Function::Solve),
@@ -254,7 +254,7 @@ mod tests {
         );
         assert_eq!(
             (options("resnet/sqrt"), options("resnet/budget")),
-            ("--checkpointing sqrt".into(), "--memory 12MiB".into())
+            ("--checkpointing sqrt".into(), "--memory step:12MiB".into())
         );
     }
 

@@ -326,11 +326,11 @@ mod tests {
         for text in ["much", "-1", "", "0B", "9999999EiB", "MiB", "3 apples"] {
             assert!(bytes(text).unwrap_err().contains("MiB"), "{text}");
         }
-        for text in ["auto", "1024B"] {
+        for text in ["auto", "1024B", "step:1024B"] {
             assert_eq!(String::from(text.parse::<MemorySetting>().unwrap()), text);
         }
         assert_eq!("300".parse::<MemorySetting>().unwrap_err(), "300 has no unit, expected e.g. 300MiB, or auto");
-        for text in ["much", "0", "-1", "", "0B", "1024"] {
+        for text in ["much", "0", "-1", "", "0B", "1024", "step:much", "step:7"] {
             assert!(text.parse::<MemorySetting>().unwrap_err().contains(text));
         }
     }

@@ -13,6 +13,8 @@ use crate::values::{OPTIMIZER, PLANNED_DEVICE, PRECISION, SCHEDULE, Size};
 #[derive(Args)]
 pub(crate) struct PlanArgs {
     /// Memory that a step may take, as in 24GiB; no such device is needed
+    ///
+    /// On the CPU, --memory of `train` is that of the whole process; step:24GiB is that of a step there.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Size,
     /// Samples per step

@@ -99,8 +99,8 @@ pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
     }
     if arguments.device != "cuda" {
         notes.push(format!(
-            "The command has no --memory: on the CPU the loader takes a part of it, which\n\
-             depends on the data. `train --memory {memory}` plans with the data."
+            "The command has no --memory: on the CPU that is the whole process, and the loader\n\
+             takes a part too. `train --memory step:{memory}` plans with the data."
         ));
     }
     notes
@@ -111,7 +111,7 @@ fn begin(what: &[String], arguments: &PlanArgs) -> Vec<String> {
     words.extend(what.iter().cloned());
     words.extend(["--batch-size".into(), arguments.batch_size.to_string()]);
     if arguments.device == "cuda" {
-        // On the CPU the loader takes a part of the limit, which the plan does not include; see `notes`.
+        // On the CPU process and loader take a part of the limit, which the plan does not include; see `notes`.
         words.extend(["--memory".into(), arguments.memory.text.clone()]);
     }
     if arguments.stock_layers {

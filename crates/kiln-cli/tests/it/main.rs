@@ -20,6 +20,8 @@ mod parallel;
 mod plan;
 mod predict;
 #[cfg(target_os = "linux")]
+mod process_budget;
+#[cfg(target_os = "linux")]
 mod progress;
 #[cfg(unix)]
 mod report;

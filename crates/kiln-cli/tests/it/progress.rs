@@ -41,7 +41,7 @@ fn a_terminal_of_80_columns_has_a_bar_of_steps_and_one_of_evaluations() {
     let book = text(at, 200_000);
     // Enough steps for the bars to be drawn, which happens some times a second.
     let run = format!(
-        "stty cols 80; exec '{}' train gpt --data '{}' --max-steps 40 --context 32 --memory 200MiB --out run",
+        "stty cols 80; exec '{}' train gpt --data '{}' --max-steps 40 --context 32 --memory step:200MiB --out run",
         env!("CARGO_BIN_EXE_kiln"),
         book.display()
     );

@@ -89,11 +89,11 @@ fn weights_of_a_file_go_to_a_store_with_the_bits_of_a_run_in_memory() {
     let begin = |out: &str, options: &[&str]| {
         train(at, &[&["--data", &data, "--out", out, "--max-steps", "2", "--micro-batch", "2"], options].concat())
     };
-    begin("first", &["--seed", "7"]);
+    begin("first", &["--learning-rate", "0.01"]); // other weights than those at a start
     let in_memory = begin("memory", &["--init", "first"]);
     let streamed = begin("store", &["--init", "first", "--memory", "step:5MiB"]);
     for said in [&in_memory, &streamed] {
-        assert!(said.contains("first/model.safetensors: 52 of 52 tensors taken"), "{said}");
+        assert!(said.contains("/first: 52 of 52 tensors taken"), "{said}");
     }
     assert!(streamed.contains("streamed one by one from a store"), "{streamed}");
     assert!(weights(&at.join("memory")) == weights(&at.join("store")));

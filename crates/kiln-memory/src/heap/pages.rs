@@ -44,6 +44,15 @@ impl Addresses {
     }
 }
 
+/// Gives the free memory of the system's allocator back, where that is glibc's.
+pub(super) fn trim_system() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the call only gives back pages without blocks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// A table of `count` default values, which takes memory where it is written. A type of numbers whose zero bytes are its default.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub(super) fn table<T: Copy + Default>(count: usize) -> Option<&'static mut [T]> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::extents::{Extents, Free};
-use super::pages::{Addresses, table};
+use super::pages::{Addresses, table, trim_system};
 
 /// Requests of fewer bytes go to the system's allocator, whose blocks are not large enough to keep much memory.
 const LARGE: usize = 64 << 10;
@@ -127,13 +127,14 @@ impl ReusingAllocator {
         Self { blocks: Mutex::new(None), base: AtomicUsize::new(NOWHERE), bytes: AtomicUsize::new(0) }
     }
 
-    /// Gives the pages of freed blocks back to the system. From then on, the most that was in use is what is in use now: for the end of a phase
+    /// Gives the pages of freed blocks back to the system, also those of small ones. From then on, the most that was in use is what is in use now: for the end of a phase
     /// that took more than what follows.
     pub fn release(&self) {
         if let Some(blocks) = self.lock().as_mut() {
             blocks.most = blocks.used;
             blocks.drop_surplus();
         }
+        trim_system();
     }
 
     /// The lock. Nothing panics while it is held.
