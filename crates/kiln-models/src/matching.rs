@@ -41,7 +41,8 @@ pub(crate) fn found(
     model.visit(&mut find);
     let Find { unused, found, mut missing, other, .. } = find;
     let mut taken: Vec<String> = found.iter().map(|tensor| tensor.name.clone()).collect();
-    (taken.sort(), missing.sort());
+    taken.sort();
+    missing.sort();
     (other.map_or(Ok(found), Err), Found { taken, missing, unused: unused.into_iter().collect() })
 }
 

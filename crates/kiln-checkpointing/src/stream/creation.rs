@@ -12,6 +12,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::bytes::bytes_of;
 use super::layout::Entry;
+use super::store::{Blob, Content, Store};
 use crate::Error;
 
 /// How parameters get into a store.
@@ -83,14 +84,16 @@ impl InitialValues {
 }
 
 impl Values {
-    /// Writes the values of a parameter, one part after the other, by `write`. Without it, random rows are drawn nevertheless: the random
-    /// numbers of other parameters come after them.
+    /// Writes the values of the parameter with this number to a store, one part after the other. Without a store, random rows are drawn
+    /// nevertheless: the random numbers of other parameters come after them.
     pub(super) fn write(
         &self,
+        number: usize,
         entry: &Entry,
         device: &Device,
-        write: Option<&dyn Fn(usize, &[u8]) -> Result<(), Error>>,
+        store: Option<&dyn Store>,
     ) -> Result<(), Error> {
+        let blob = |part| Blob::new(number, Content::Value, part);
         let mismatch = |what: &str, dims: &[usize], dtype: DType, expected: &[usize]| {
             let path = &entry.path;
             Error::StoreMismatch {
@@ -104,21 +107,21 @@ impl Values {
                 if dims[..] != expected[..] || dtype != DType::F32 {
                     return Err(mismatch("rows", &dims, dtype, &expected));
                 }
-                write.map_or(Ok(()), |write| write(part, &bytes_of(drawn)?))
+                store.map_or(Ok(()), |store| store.write(blob(part), &bytes_of(drawn)?))
             }),
             Self::Tensor(tensor) => {
                 if tensor.shape[..] != entry.shape[..] || tensor.dtype != DType::F32 {
                     return Err(mismatch("values", &tensor.shape, tensor.dtype, &entry.shape));
                 }
-                let Some(write) = write else { return Ok(()) };
+                let Some(store) = store else { return Ok(()) };
                 let unread = |e: &dyn fmt::Display| Error::StoreMismatch { reason: format!("{}: {e}", entry.path) };
                 let bytes = tensor.to_bytes().map_err(|e| unread(&e))?;
                 (0..entry.parts()).try_for_each(|part| {
                     let range = entry.bytes_of(part);
                     // Bytes that are in memory have no view.
                     match bytes.view(range.start, range.end) {
-                        Ok(rows) => write(part, &rows),
-                        Err(_) => write(part, &bytes[range]),
+                        Ok(rows) => store.write(blob(part), &rows),
+                        Err(_) => store.write(blob(part), &bytes[range]),
                     }
                 })
             }

@@ -81,14 +81,7 @@ impl ModuleMapper for Empty<'_> {
             && device.is_autodiff()
         {
             let id = self.enter(param.id, shape.to_vec(), DType::F32, |number, entry, store| {
-                let into =
-                    |store: &dyn Store, part, bytes: &[u8]| store.write(Blob::new(number, Content::Value, part), bytes);
-                match store {
-                    Some(store) => {
-                        values.write(entry, &device.clone().inner(), Some(&|part, bytes| into(store, part, bytes)))
-                    }
-                    None => values.write(entry, &device.clone().inner(), None),
-                }
+                values.write(number, entry, &device.clone().inner(), store)
             });
             let learns = Tensor::<D>::zeros([1; D], &device).require_grad();
             return Param::initialized(id, hollow(&shape, DType::F32, &learns));
