@@ -14,6 +14,9 @@ use safetensors::tensor::{Metadata, TensorInfo};
 /// The most bytes of a tensor that are read at once, if they are elsewhere.
 const PIECE: usize = 8 << 20;
 
+/// The most bytes of a header, as in the format's own reader.
+const HEADER: u64 = 100_000_000;
+
 /// The dtypes of files and their names in the format.
 const DTYPES: [(DType, Dtype); 12] = [
     (DType::F64, Dtype::F64),
@@ -44,7 +47,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Tensor>, String> {
     let mut size = [0; 8];
     file.read_exact(&mut size).map_err(|_| format!("not a safetensors file: it has {length} bytes"))?;
     let size = u64::from_le_bytes(size);
-    let Some(data) = size.checked_add(8).filter(|data| *data <= length) else {
+    let Some(data) = size.checked_add(8).filter(|data| *data <= length && size <= HEADER) else {
         return Err(format!("not a safetensors file: its header would have {size} bytes, and the file has {length}"));
     };
     let mut header = vec![0; size as usize];

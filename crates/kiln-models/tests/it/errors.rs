@@ -84,11 +84,20 @@ fn foreign_and_damaged_checkpoints_are_refused_in_one_line() {
     let half = folder.path().join("half.safetensors");
     std::fs::write(&half, &whole[..whole.len() / 2]).unwrap();
 
+    // A file of 300 MB, which takes no place on the disk, whose header would be 200 MB.
+    let vast = folder.path().join("vast.safetensors");
+    std::fs::write(&vast, 200_000_000_u64.to_le_bytes()).unwrap();
+    std::fs::File::options().write(true).open(&vast).unwrap().set_len(300_000_000).unwrap();
+    let header = folder.path().join("header.safetensors");
+    std::fs::write(&header, [&9_u64.to_le_bytes()[..], b"{\"a\": 1.}"].concat()).unwrap();
+
     let small = ResNetConfig::resnet18(10).with_width(8);
     let cases = [
         (small.clone(), folder.path().join("absent"), "no such file"),
-        (small.clone(), text, ""),
-        (small.clone(), half, ""),
+        (small.clone(), text, "not a safetensors file"),
+        (small.clone(), half, "it is cut off, or was changed"),
+        (small.clone(), vast, "not a safetensors file: its header would have 200000000 bytes"),
+        (small.clone(), header, "not a safetensors file: its header is refused"),
         (small.clone(), reference("gpt2.safetensors"), "tensors are missing"),
         (small.with_width(16), reference("resnet18.safetensors"), "not a checkpoint of this model"),
     ];
