@@ -17,12 +17,11 @@ pub(crate) struct Found {
     pub(crate) unused: Vec<String>,
 }
 
-/// A tensor that has another shape in the file than in the model.
+/// A tensor that is another one in the file than in the model.
 #[derive(Debug)]
-pub(crate) struct Mismatch {
-    pub(crate) name: String,
-    pub(crate) expected: Vec<usize>,
-    pub(crate) found: Vec<usize>,
+pub(crate) enum Mismatch {
+    Shape { name: String, expected: Vec<usize>, found: Vec<usize> },
+    Kind { name: String, expected: &'static str, found: DType },
 }
 
 /// The tensors of a file under the paths of `model` and in its layout, without their bytes. The layer at `head` may differ in shape: it is
@@ -92,16 +91,20 @@ impl Find<'_> {
         self.tensors.contains_key(&name).then_some(name)
     }
 
-    fn take(&mut self, shape: Shape, accepts: fn(DType) -> bool) {
+    fn take(&mut self, shape: Shape, kind: &'static str, accepts: fn(DType) -> bool) {
         let path = self.path.join(".");
         let tensor = self.name(&path).and_then(|name| {
             self.unused.remove(&name);
             self.tensors.get(&name).cloned()
         });
-        let Some(mut tensor) = tensor.filter(|tensor| accepts(tensor.dtype)) else {
+        let Some(mut tensor) = tensor else {
             self.missing.push(path);
             return;
         };
+        if !accepts(tensor.dtype) {
+            self.other.get_or_insert(Mismatch::Kind { name: path, expected: kind, found: tensor.dtype });
+            return;
+        }
         tensor.name = path.clone();
         let mut tensor = self.adapter.adapt(tensor, ModuleContext::new(&self.containers));
         if tensor.shape == shape {
@@ -111,7 +114,7 @@ impl Find<'_> {
             self.missing.push(path);
         } else {
             let (expected, found) = (shape.to_vec(), tensor.shape.to_vec());
-            self.other.get_or_insert(Mismatch { name: path, expected, found });
+            self.other.get_or_insert(Mismatch::Shape { name: path, expected, found });
         }
     }
 }
@@ -128,15 +131,15 @@ impl ModuleVisitor for Find<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.take(param.lazy_shape(), |dtype| dtype.is_float());
+        self.take(param.lazy_shape(), "floats", |dtype| dtype.is_float());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.take(param.lazy_shape(), |dtype| dtype.is_int() || dtype.is_uint());
+        self.take(param.lazy_shape(), "integers", |dtype| dtype.is_int() || dtype.is_uint());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.take(param.lazy_shape(), |dtype| dtype.is_bool() || dtype == DType::U8);
+        self.take(param.lazy_shape(), "bools", |dtype| dtype.is_bool() || matches!(dtype, DType::U8 | DType::U32));
     }
 }
 

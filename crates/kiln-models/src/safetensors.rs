@@ -41,7 +41,9 @@ pub trait SafetensorsModel: Module + Sized {
         let path = path.as_ref();
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let (tensors, Found { taken, missing, .. }) = found_in(&self, path, None).map_err(|error| match error {
-            Error::Shape { .. } => fail(format!("not a checkpoint of this model: {error}")),
+            Error::Shape { name, expected, found, .. } => {
+                fail(format!("not a checkpoint of this model: '{name}' is {found:?}, expected {expected:?}"))
+            }
             other => other,
         })?;
         if let Some(first) = missing.first() {
@@ -138,8 +140,14 @@ fn found_in<M: SafetensorsModel>(model: &M, path: &Path, head: Option<&str>) -> 
     let tensors = safetensors_file::read(path).map_err(|reason| Error::Load { path: path.to_owned(), reason })?;
     let (adapter, remapper) = model.reading();
     let (tensors, names) = found(model, remapper.remap(tensors).0, &*adapter, head);
-    let refused = |Mismatch { name, expected, found }| Error::Shape { path: path.to_owned(), name, expected, found };
-    Ok((tensors.map_err(refused)?, names))
+    let path = path.to_owned();
+    match tensors {
+        Ok(tensors) => Ok((tensors, names)),
+        Err(Mismatch::Shape { name, expected, found }) => Err(Error::Shape { path, name, expected, found }),
+        Err(Mismatch::Kind { name, expected, found }) => {
+            Err(Error::Load { path, reason: format!("'{name}' is {found:?} in the file, expected {expected}") })
+        }
+    }
 }
 
 fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {

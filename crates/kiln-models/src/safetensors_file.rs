@@ -54,7 +54,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Tensor>, String> {
     file.read_exact(&mut header).map_err(io)?;
     let metadata: Metadata =
         serde_json::from_slice(&header).map_err(|e| format!("not a safetensors file: its header is refused: {e}"))?;
-    let expected = data + metadata.data_len() as u64;
+    let expected = data.saturating_add(metadata.data_len() as u64);
     if expected != length {
         return Err(format!("it has {length} bytes, and by its header {expected}: it is cut off, or was changed"));
     }

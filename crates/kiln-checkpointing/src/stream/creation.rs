@@ -1,14 +1,14 @@
 //! How parameters get into a store, also those that are never in memory as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::ModuleSnapshot;
 use burn::store::burn_pack::Tensor as Filed;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use super::bytes::bytes_of;
 use super::layout::Entry;
@@ -69,9 +69,25 @@ impl InitialValues {
     ///
     /// # Errors
     /// [`Error::StoreMismatch`] for a tensor of another shape, and for one that cannot be read.
-    pub fn give<M: Module>(&self, mut model: M) -> Result<M, Error> {
+    pub fn give<M: Module>(&self, model: M) -> Result<M, Error> {
+        self.give_only(model, |_| true)
+    }
+
+    /// `model` with the values of those [tensors](Self::with_tensors) that do not go to a store: of buffers, as running statistics, of
+    /// frozen parameters, and of those that are initialised.
+    ///
+    /// # Errors
+    /// Those of [`give`](Self::give).
+    pub fn give_rest<M: Module>(&self, model: M) -> Result<M, Error> {
+        let mut rest = Rest::default();
+        model.visit(&mut rest);
+        self.give_only(model, |path| rest.paths.contains(path))
+    }
+
+    fn give_only<M: Module>(&self, mut model: M, which: impl Fn(&str) -> bool) -> Result<M, Error> {
         let of_file = |values: &Values| if let Values::Tensor(tensor) = values { Some(tensor.clone()) } else { None };
-        let tensors: Vec<Filed> = self.0.values().filter_map(of_file).collect();
+        let tensors = self.0.iter().filter(|(path, _)| which(path)).filter_map(|(_, values)| of_file(values));
+        let tensors: Vec<Filed> = tensors.collect();
         match model.apply(tensors, None, None, false).errors.first() {
             Some(error) => Err(Error::StoreMismatch { reason: error.to_string() }),
             None => Ok(model),
@@ -80,6 +96,51 @@ impl InitialValues {
 
     pub(super) fn get(&self, path: &str) -> Option<&Values> {
         self.0.get(path)
+    }
+}
+
+/// Whether a parameter goes to a store without being in memory: it is trained, and has no values yet.
+pub(super) fn is_to_come<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    let device = param.lazy_device();
+    // The question whether it is trained would initialise it. One with another value is like it.
+    let other = || param.clone().transform_for_load(Tensor::zeros([1; D], &device), param.id);
+    !param.is_initialized() && device.is_autodiff() && other().is_require_grad()
+}
+
+/// The paths of the tensors that do not go to a store so.
+#[derive(Default)]
+struct Rest {
+    path: Vec<String>,
+    paths: BTreeSet<String>,
+}
+
+impl Rest {
+    fn note(&mut self) {
+        self.paths.insert(self.path.join("."));
+    }
+}
+
+impl ModuleVisitor for Rest {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !is_to_come(param) {
+            self.note();
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
+        self.note();
+    }
+
+    fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
+        self.note();
     }
 }
 

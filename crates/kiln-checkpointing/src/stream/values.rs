@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Shape, Tensor};
 
 use super::bytes::{bytes_of, missing, tensor};
-use super::creation::Creation;
+use super::creation::{Creation, is_to_come};
 use super::layout::{Entry, Layout};
 use super::store::{Blob, Content, Store};
 use crate::Error;
@@ -77,8 +77,7 @@ impl ModuleMapper for Empty<'_> {
         }
         let (device, shape) = (param.lazy_device(), param.lazy_shape());
         if let Some(values) = self.how.values.get(&self.path.join("."))
-            && !param.is_initialized()
-            && device.is_autodiff()
+            && is_to_come(&param)
         {
             let id = self.enter(param.id, shape.to_vec(), DType::F32, |number, entry, store| {
                 values.write(number, entry, &device.clone().inner(), store)

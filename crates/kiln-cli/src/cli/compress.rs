@@ -48,7 +48,7 @@ pub(crate) struct CompressArgs {
     /// Highest learning rate
     #[arg(long, visible_alias = "lr", value_name = "RATE", help_heading = "Training")]
     pub(crate) learning_rate: Option<f64>,
-    /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
+    /// Memory that the run may take, as in 300MiB, step:300MiB or auto [default: no limit]
     #[arg(long, value_name = "SIZE", help_heading = "Training")]
     pub(crate) memory: Option<MemorySetting>,
     /// Random seed [default: that of the run]

@@ -80,7 +80,7 @@ pub struct RunSettings {
     /// Memory that the run may take, as in 300MiB, or auto [default: no limit]
     ///
     /// Picks micro-batch and checkpoint plan before the first step, and cuts batches smaller when memory runs out all the
-    /// same. On the CPU these are the bytes that the whole process has in memory; step:300MiB are those of a step alone.
+    /// same. On the CPU these are the bytes that the whole process has in memory (on Linux), and step:300MiB those of a step.
     /// auto is nine tenths of the memory that is free.
     #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -232,11 +232,15 @@ impl RunSettings {
     }
 
     /// A loader of `samples` samples in their order. A batch is never larger than all of them. On the CPU device, whose memory is the
-    /// host's, the loader takes at most a quarter of the run's memory budget.
+    /// host's, the loader takes at most a quarter of a step's memory budget, and an eighth of a process's.
     pub fn loader(&self, samples: usize) -> LoaderConfig {
         let budget = match self.memory {
-            Some(MemorySetting::Bytes(bytes) | MemorySetting::Step(bytes)) if self.device == "flex" => {
+            Some(MemorySetting::Step(bytes)) if self.device == "flex" => {
                 self.loader_memory.0.min((bytes / 4).max(LEAST_LOADER_BYTES))
+            }
+            // The process has a part that is not known yet.
+            Some(MemorySetting::Bytes(bytes)) if self.device == "flex" => {
+                self.loader_memory.0.min((bytes / 8).max(LEAST_LOADER_BYTES))
             }
             _ => self.loader_memory.0,
         };

@@ -93,8 +93,9 @@ pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
     if !allowed.is_empty() {
         let allowed = allowed.join(" and ");
         notes.push(format!(
-            "`train --memory {memory}` alone keeps f32 and the optimizer of the recipe.\n\
-             With {allowed} it chooses among such ways too."
+            "`train --memory {}{memory}` alone keeps f32 and the optimizer of the recipe.\n\
+             With {allowed} it chooses among such ways too.",
+            if arguments.device == "cuda" { "" } else { "step:" }
         ));
     }
     if arguments.device != "cuda" {

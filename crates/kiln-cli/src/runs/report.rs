@@ -26,10 +26,10 @@ pub(super) fn write_report(
     let summary = RunSummary::read(directory)?;
     let status = summary.status.clone().unwrap_or_default();
     let memory = summary.settings["run"]["memory"].as_str().and_then(|text| text.parse().ok());
-    let budget_bytes = match memory {
-        Some(MemorySetting::Bytes(bytes) | MemorySetting::Step(bytes)) => Some(bytes),
-        Some(MemorySetting::Auto) | None => None,
-    };
+    let budget_bytes = status.results["limit_bytes"].as_u64().or(match memory {
+        Some(MemorySetting::Step(bytes)) => Some(bytes),
+        _ => None, // the process has a part of it, which is known at the end
+    });
     let state = if is_working { State::Running } else { status.state(false) };
     let page = RunPage {
         state,

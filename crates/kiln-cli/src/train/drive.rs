@@ -359,7 +359,8 @@ impl<P: Pipeline> Session<P> {
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&self.trainer)), shown(peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
-        if let (Some(MemorySetting::Bytes(budget)), Some(most)) = (self.setup.settings.run.memory, most_resident()) {
+        let run = &self.setup.settings.run;
+        if let (Some(MemorySetting::Bytes(budget)), "flex", Some(most)) = (run.memory, &*run.device, most_resident()) {
             tracing::info!("process: at most {} of {} in memory", ByteSize(most), ByteSize(budget));
         }
         Ok(())

@@ -41,6 +41,9 @@ pub(super) fn results<P: Pipeline>(
     results.insert("steps".into(), json!(state.step));
     results.insert("skipped_steps".into(), json!(state.skipped));
     results.insert("predicted_peak_bytes".into(), json!(predicted_peak(trainer)));
+    if let Some(limit) = trainer.limit_bytes() {
+        results.insert("limit_bytes".into(), json!(limit));
+    }
     results.insert("micro_batch".into(), json!(micro_batch));
     let bad = setup.data.train.bad_samples();
     let left_out = setup.left_out.iter().map(String::as_str).chain(bad.iter().map(|bad| bad.reason.as_str()));

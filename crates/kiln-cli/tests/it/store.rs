@@ -102,3 +102,19 @@ fn weights_of_a_file_go_to_a_store_with_the_bits_of_a_run_in_memory() {
     assert!(resume(at, "store", &["--max-steps", "3"]).contains("going on from store/store"));
     refused(at, &["train", "gpt", "--data", &data, "--init", "first", "--out", "no"], 1, &["not a safetensors file"]);
 }
+
+/// Running statistics are no parameters: they stay in memory.
+#[test]
+fn buffers_of_a_file_are_taken_by_a_run_that_streams() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let begin = |out: &str, options: &[&str]| {
+        let model = ["train", "resnet", "--batch-size", "32", "--max-steps", "2", "--out", out];
+        stderr(&done(at, &[&model[..], options].concat()))
+    };
+    begin("first", &[]);
+    begin("memory", &["--init", "first"]);
+    let streamed = begin("store", &["--init", "first", "--checkpointing", "stream"]);
+    assert!(streamed.contains("102 of 102 tensors taken") && streamed.contains("streamed"), "{streamed}");
+    assert!(weights(&at.join("memory")) == weights(&at.join("store")));
+}

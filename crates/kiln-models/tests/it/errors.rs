@@ -91,8 +91,15 @@ fn foreign_and_damaged_checkpoints_are_refused_in_one_line() {
     let header = folder.path().join("header.safetensors");
     std::fs::write(&header, [&9_u64.to_le_bytes()[..], b"{\"a\": 1.}"].concat()).unwrap();
 
+    let integers = folder.path().join("integers.safetensors");
+    let text_of = br#"{"fc.bias":{"dtype":"I8","shape":[10],"data_offsets":[0,10]}}"#;
+    std::fs::write(&integers, [&(text_of.len() as u64).to_le_bytes()[..], text_of, &[0; 10]].concat()).unwrap();
+
     let small = ResNetConfig::resnet18(10).with_width(8);
+    let matching = small.init(&device).unwrap().load_matching(&integers).map(|_| ()).unwrap_err().to_string();
+    assert!(matching.contains("'fc.bias' is I8 in the file, expected floats"), "{matching}");
     let cases = [
+        (small.clone(), integers, "'fc.bias' is I8 in the file, expected floats"),
         (small.clone(), folder.path().join("absent"), "no such file"),
         (small.clone(), text, "not a safetensors file"),
         (small.clone(), half, "it is cut off, or was changed"),

@@ -135,6 +135,12 @@ impl Group {
         Ok(any > 0)
     }
 
+    /// The highest `number` of all replicas. All wait for the last one.
+    pub(crate) fn most(&self, number: u64) -> Result<u64, Error> {
+        let [most] = self.exchange([Number::Most(number)])?;
+        Ok(most)
+    }
+
     /// Exchanges `numbers` with the other replicas. Returns one result for each number.
     pub(super) fn exchange<const N: usize>(&self, numbers: [Number; N]) -> Result<[u64; N], Error> {
         self.vote(Status::Done, numbers)

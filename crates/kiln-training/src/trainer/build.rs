@@ -240,8 +240,11 @@ impl<T: Task> TrainerBuilder<'_, T> {
         else {
             return Ok(0);
         };
-        let beside = beside().unwrap_or(0);
-        if beside >= budget {
+        // No replica of this process has a model before all have seen what there is. What a task keeps counts as a step's.
+        site.group.most(0)?;
+        let beside = beside().unwrap_or(0).saturating_sub(self.task.resident_bytes());
+        let beside = site.group.most(beside)?;
+        if beside >= budget && !self.memory.fixed_plan {
             return Err(Error::NoRoom { budget_bytes: budget, process_bytes: beside });
         }
         if beside > 0 && site.group.is_first() {
@@ -253,7 +256,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     fn planned(&self, site: &mut Site, sample: &T::Batch) -> Result<Planned, Error> {
         let mut planner = self.planner_of(site, sample)?;
-        site.beside = self.beside(site)?;
+        let beside = self.beside(site)?;
+        // A given plan was made when the process may have taken less: its steps keep their room.
+        site.beside = if self.memory.fixed_plan { 0 } else { beside };
         // The replicas of a process share its heap.
         let sharing = if site.on_heap { site.group.in_this_process() } else { 1 };
         let share = site.limit().map(|limit| limit / sharing as u64);
@@ -265,6 +270,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
         };
         if let (Some(planner), Some(plan)) = (&mut planner, plan.as_ref().filter(|plan| plan.checkpoints.streams())) {
             planner.keep_only(plan); // a run that needs a store has no memory for more
+        }
+        if let (true, Some(budget), Some(plan)) = (self.memory.fixed_plan, site.budget, &plan) {
+            let needed = (plan.peak_bytes + plan.peak_bytes.div_ceil(50)).saturating_mul(sharing as u64);
+            site.beside = beside.min(budget.saturating_sub(needed));
         }
         Ok(Planned { planner, plan })
     }

@@ -36,7 +36,7 @@ impl<'a, M: Module> InitialModel<'a, M> {
         let model = (self.init)(device)?;
         let values = (self.values)(&model)?;
         Ok(match freeze {
-            [] if stored => (model, values),
+            [] if stored => (values.give_rest(model)?, values),
             [] => (values.give(model)?, values),
             // The search for frozen parameters initialises all.
             freeze => (frozen(values.give(model)?, freeze)?, values),
