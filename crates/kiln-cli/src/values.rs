@@ -218,7 +218,7 @@ impl FromStr for MemorySetting {
         match text {
             "auto" => Ok(Self::Auto),
             _ => match text.strip_prefix("step:") {
-                Some(step) => bytes(step).map(Self::Step),
+                Some(step) => bytes(step).map(Self::Step).map_err(|error| format!("{text}: {error}")),
                 None => bytes(text).map(Self::Bytes).map_err(|error| format!("{error}, or auto")),
             },
         }
