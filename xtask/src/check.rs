@@ -1,12 +1,12 @@
 //! `cargo xtask check`: the checks before a commit, cheapest first.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use kiln_cli::usage::Usage;
 
+use crate::cargo::cargo;
 use crate::cli::Check;
 use crate::package::published;
 
@@ -45,21 +45,15 @@ pub(crate) fn run(arguments: &Check) -> Result<()> {
         Some(None) => (&CUDA[..], None),
         None => (&STEPS[..STEPS.len() - usize::from(arguments.without_tests)], None),
     };
-    for (name, cargo) in steps {
+    for (name, arguments) in steps {
         let started = Instant::now();
-        let words = cargo.split(' ').chain(filter.map(String::as_str));
-        let status = command().args(words).env("RUSTDOCFLAGS", "-D warnings").status().context("cannot run cargo")?;
-        ensure!(status.success(), "{name}: `cargo {cargo}` failed");
+        let words = arguments.split(' ').chain(filter.map(String::as_str));
+        let status =
+            cargo(&root()).args(words).env("RUSTDOCFLAGS", "-D warnings").status().context("cannot run cargo")?;
+        ensure!(status.success(), "{name}: `cargo {arguments}` failed");
         tracing::info!("{name}: passed in {:.1} s", started.elapsed().as_secs_f64());
     }
     Ok(())
-}
-
-/// Cargo, in the root of the workspace.
-fn command() -> Command {
-    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-    command.current_dir(root());
-    command
 }
 
 fn root() -> PathBuf {
@@ -77,7 +71,7 @@ fn interfaces(revision: &str, only: &[String]) -> Result<()> {
         )));
     }
     let chosen = if only.is_empty() { &libraries } else { only };
-    let mut command = command();
+    let mut command = cargo(&root());
     command.args(["semver-checks", "check-release", "--default-features", "--baseline-rev", revision]);
     command.args(chosen.iter().flat_map(|name| ["--package", name.as_str()]));
     let status = command.status().context("cannot run cargo")?;

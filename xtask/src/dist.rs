@@ -2,12 +2,12 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use liblzma::write::XzEncoder;
 use tar::Builder;
 
+use crate::cargo::cargo;
 use crate::cli::Dist;
 use kiln_cli::host::Revision;
 
@@ -66,8 +66,7 @@ const PEERS: &str = "benches/peers";
 const MOST_BYTES: u64 = 52 << 20;
 
 pub(crate) fn run(arguments: &Dist) -> Result<()> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let mut build = Command::new(cargo);
+    let mut build = cargo(Path::new("."));
     build.args(["build", "--release", "--package", "xtask"]);
     if let Some(revision) = Revision::of_workspace() {
         build.env("KILN_REVISION", revision.word());

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::cargo::cargo;
 use crate::cli::Launches;
 
 /// What a piece of work took, as the account's tests write it.
@@ -36,14 +36,8 @@ fn root() -> PathBuf {
 
 pub(crate) fn run(arguments: &Launches) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-    command.current_dir(root()).args([
-        "test",
-        "--quiet",
-        "--manifest-path",
-        "tools/cuda-sim/Cargo.toml",
-        "--workspace",
-    ]);
+    let mut command = cargo(&root());
+    command.args(["test", "--quiet", "--manifest-path", "tools/cuda-sim/Cargo.toml", "--workspace"]);
     command.args(["--test", "cuda", "account::"]).env("KILN_LAUNCHES", folder.path());
     command.env("KILN_LAUNCHES_ONLY", arguments.only.as_deref().unwrap_or_default());
     ensure!(command.status().context("cannot run cargo")?.success(), "the account could not be taken");

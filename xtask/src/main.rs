@@ -1,5 +1,6 @@
 //! `cargo xtask`: the commands of `kiln`, and commands for maintainers.
 
+mod cargo;
 mod check;
 mod cli;
 mod dist;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
@@ -64,9 +64,8 @@ pub(crate) fn run() -> Result<()> {
 
 /// Runs cargo and returns its output. Its messages go to the terminal.
 fn cargo(folder: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(arguments).current_dir(folder).stderr(Stdio::inherit());
+    let mut command = crate::cargo::cargo(folder);
+    command.args(arguments).stderr(Stdio::inherit());
     let output = command.output().context("cannot run cargo")?;
     ensure!(output.status.success(), "`cargo {}` failed", arguments.join(" "));
     Ok(output.stdout)
