@@ -15,7 +15,7 @@ use burn::backend::{
     Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
 };
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bytes, FloatDType, Shape, Tensor};
+use burn::tensor::{Bytes, DType, FloatDType, Shape, Tensor};
 use kiln_operations::root_accumulating;
 
 use super::forward::{Source, Untracked, describe};
@@ -151,7 +151,8 @@ where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.store.has(param.id) || !self.taken.insert(param.id) {
+        // A gradient in bf16 is added in f32, when it is whole.
+        if param.dtype() != DType::F32 || !self.store.has(param.id) || !self.taken.insert(param.id) {
             return;
         }
         match self.store.gradient::<D>(param.id, &param.device().inner()) {
@@ -241,7 +242,7 @@ where
                 Some(store) => {
                     let (id, gradient) = (param.id, Tensor::<D>::from_primitive::<B>(gradient));
                     // The backward pass went on with the sum of the first.
-                    match self.put.insert(id) {
+                    match param.dtype() == DType::F32 && self.put.insert(id) {
                         true => match bytes_of(gradient) {
                             Ok(bytes) => self.sums.push((id, bytes)),
                             Err(error) => self.failure = Some(error),

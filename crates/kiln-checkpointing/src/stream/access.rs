@@ -39,10 +39,10 @@ impl Streamed {
         let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(None) };
         let (entry, content) = (&self.layout().entries[number], Content::Value);
         let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_into(blob, bytes))?;
-        tensor(Blob::new(number, content, 0), bytes, &entry.shape, device).map(Some)
+        tensor(Blob::new(number, content, 0), bytes, (&entry.shape, entry.dtype), device).map(Some)
     }
 
-    /// The value of a part of a parameter after the last commit, f32 in the memory order of the machine.
+    /// The value of a part of a parameter after the last commit, in the parameter's dtype and the memory order of the machine.
     ///
     /// # Errors
     /// [`Error::Store`], and [`Error::StoreMismatch`] for a parameter that is not in the store.
@@ -51,7 +51,7 @@ impl Streamed {
         self.read(blob)?.ok_or_else(|| super::bytes::missing(blob))
     }
 
-    /// Writes the value of a part of a parameter, f32 in the memory order of the machine, for the next commit.
+    /// Writes the value of a part of a parameter, in its dtype and the memory order of the machine, for the next commit.
     ///
     /// # Errors
     /// Those of [`value_of_part`](Self::value_of_part).
@@ -76,7 +76,7 @@ impl Streamed {
         Ok(state.filter(|bytes| !bytes.is_empty()))
     }
 
-    /// Writes the value of a parameter, in f32 and without a graph, for the next commit.
+    /// Writes the value of a parameter, in its dtype and without a graph, for the next commit.
     ///
     /// # Errors
     /// [`Error::Store`].

@@ -5,21 +5,24 @@ use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use super::store::Blob;
 use crate::Error;
 
-/// The tensor of a blob's bytes, in f32.
+/// The tensor of a blob's bytes.
 pub(super) fn tensor<const D: usize>(
     blob: Blob,
     bytes: Vec<u8>,
-    shape: &[usize],
+    (shape, dtype): (&[usize], DType),
     device: &Device,
 ) -> Result<Tensor<D>, Error> {
-    Ok(Tensor::from_data(data(blob, bytes, shape)?, (device, DType::F32)))
+    let mut data = data(blob, bytes, (shape, dtype))?;
+    // Moves the data to pinned memory on backends that have it.
+    device.staging(std::iter::once(&mut data));
+    Ok(Tensor::from_data(data, (device, dtype)))
 }
 
-/// The values of a blob's bytes, in f32.
-pub(super) fn data(blob: Blob, bytes: Vec<u8>, shape: &[usize]) -> Result<TensorData, Error> {
-    let (found, expected) = (bytes.len(), 4 * shape.iter().product::<usize>());
+/// The values of a blob's bytes.
+pub(super) fn data(blob: Blob, bytes: Vec<u8>, (shape, dtype): (&[usize], DType)) -> Result<TensorData, Error> {
+    let (found, expected) = (bytes.len(), dtype.size() * shape.iter().product::<usize>());
     match found == expected {
-        true => Ok(TensorData::from_bytes_vec(bytes, shape, DType::F32)),
+        true => Ok(TensorData::from_bytes_vec(bytes, shape, dtype)),
         false => {
             let reason = format!("it has {found} bytes, expected {expected}");
             Err(Error::Store { path: blob.to_string(), reason })

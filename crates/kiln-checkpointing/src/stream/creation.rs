@@ -8,7 +8,7 @@ use std::rc::Rc;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::store::ModuleSnapshot;
 use burn::store::burn_pack::Tensor as Filed;
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{Bool, Bytes, DType, Device, Int, Tensor, TensorData};
 
 use super::bytes::bytes_of;
 use super::layout::Entry;
@@ -22,6 +22,9 @@ pub struct Creation {
     /// part. For an optimizer that updates each element by itself, as Adam and SGD do, and not for one with state in blocks of few bits, or
     /// with norms of rows or of whole parameters. `None`: parameters are not divided.
     pub part_bytes: Option<usize>,
+    /// The dtype that the store has parameters in which are f32: bf16, for an optimizer that rounds stochastically, as `StochasticBf16` of
+    /// kiln-optimizers, which has other noise for a parameter that is divided. Gradients are summed in f32. Default: the dtype of each.
+    pub dtype: Option<DType>,
     /// Whether the store may have parameters, which are replaced, with the optimizer's state for them. An interruption leaves those that it
     /// has.
     pub replaces: bool,
@@ -168,22 +171,23 @@ impl Values {
                 if dims[..] != expected[..] || dtype != DType::F32 {
                     return Err(mismatch("rows", &dims, dtype, &expected));
                 }
-                store.map_or(Ok(()), |store| store.write(blob(part), &bytes_of(drawn)?))
+                store.map_or(Ok(()), |store| store.write(blob(part), &bytes_of(drawn.cast(entry.dtype))?))
             }),
             Self::Tensor(tensor) => {
                 if tensor.shape[..] != entry.shape[..] || tensor.dtype != DType::F32 {
                     return Err(mismatch("values", &tensor.shape, tensor.dtype, &entry.shape));
                 }
                 let Some(store) = store else { return Ok(()) };
+                let f32s = Entry { dtype: DType::F32, ..entry.clone() };
                 let unread = |e: &dyn fmt::Display| Error::StoreMismatch { reason: format!("{}: {e}", entry.path) };
                 let bytes = tensor.to_bytes().map_err(|e| unread(&e))?;
                 (0..entry.parts()).try_for_each(|part| {
-                    let range = entry.bytes_of(part);
+                    let range = f32s.bytes_of(Content::Value, part);
                     // Bytes that are in memory have no view.
-                    match bytes.view(range.start, range.end) {
-                        Ok(rows) => store.write(blob(part), &rows),
-                        Err(_) => store.write(blob(part), &bytes[range]),
-                    }
+                    let rows = bytes.view(range.start, range.end);
+                    let rows = rows.unwrap_or_else(|_| Bytes::from_bytes_vec(bytes[range].to_vec()));
+                    let rows = TensorData::from_bytes(rows, entry.shape_of(part), DType::F32);
+                    store.write(blob(part), &rows.convert_dtype(entry.dtype).into_bytes())
                 })
             }
         }

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, Device, Tensor};
+use burn::tensor::{Bytes, DType, Device, Tensor};
 
 use super::bytes::{bytes_of, tensor};
 use super::store::{Blob, Content};
@@ -32,11 +32,12 @@ impl Streamed {
         let (entry, content) = (&self.layout().entries[number], Content::Gradient);
         let bytes = read_parts(number, entry, content, part, |blob, bytes| self.read_into(blob, bytes))?;
         let shape = part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
-        tensor(Blob::new(number, content, part.unwrap_or(0)), bytes, &shape, device)
+        tensor(Blob::new(number, content, part.unwrap_or(0)), bytes, (&shape, entry.dtype_of(content)), device)
     }
 
     /// Adds a gradient to the sum of a parameter's gradients.
     pub(crate) fn add_to_sum<const D: usize>(&self, id: ParamId, gradient: Tensor<D>) -> Result<(), Error> {
+        let gradient = gradient.cast(DType::F32);
         let sum = match self.gradient::<D>(id, &gradient.device())? {
             Some(sum) => sum + gradient,
             None => gradient,

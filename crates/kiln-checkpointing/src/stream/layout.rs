@@ -7,6 +7,8 @@ use burn::module::ParamId;
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
+use super::store::Content;
+
 /// A parameter in a store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Entry {
@@ -26,10 +28,6 @@ impl Entry {
         Self { id: id.val(), path, rows, shape, dtype }
     }
 
-    fn row_bytes(&self) -> usize {
-        row_bytes(&self.shape)
-    }
-
     pub(super) fn parts(&self) -> usize {
         self.shape[0].div_ceil(self.rows).max(1)
     }
@@ -39,10 +37,15 @@ impl Entry {
         (part * self.rows).min(self.shape[0])..((part + 1) * self.rows).min(self.shape[0])
     }
 
-    /// The bytes of a part among those of the parameter.
-    pub(super) fn bytes_of(&self, part: usize) -> Range<usize> {
-        let rows = self.rows_of(part);
-        rows.start * self.row_bytes()..rows.end * self.row_bytes()
+    /// The bytes of a part among those of the parameter's value, or of its gradient.
+    pub(super) fn bytes_of(&self, content: Content, part: usize) -> Range<usize> {
+        let (rows, row_bytes) = (self.rows_of(part), self.dtype_of(content).size() * row_elements(&self.shape));
+        rows.start * row_bytes..rows.end * row_bytes
+    }
+
+    /// The dtype of the parameter's value, or of its gradient: sums are in f32.
+    pub(super) fn dtype_of(&self, content: Content) -> DType {
+        if content == Content::Value { self.dtype } else { DType::F32 }
     }
 
     /// The shape of a part.
@@ -57,15 +60,14 @@ impl Entry {
     }
 }
 
-/// Bytes of a row of a parameter in f32.
-fn row_bytes(shape: &[usize]) -> usize {
-    4 * shape[1..].iter().product::<usize>()
+fn row_elements(shape: &[usize]) -> usize {
+    shape[1..].iter().product()
 }
 
-/// Rows of each part of at most `part` bytes. If these are not all rows, a power of two, so that several parts are a block of an operation
-/// that works by rows.
+/// Rows of each part of at most `part` bytes in f32, as updates are computed. If these are not all rows, a power of two, so that several
+/// parts are a block of an operation that works by rows.
 pub(super) fn rows_of_part(shape: &[usize], part: usize) -> usize {
-    let most = (part / row_bytes(shape).max(1)).max(1);
+    let most = (part / (4 * row_elements(shape)).max(1)).max(1);
     if most >= shape[0] { shape[0].max(1) } else { 1 << most.ilog2() }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_operations::RowParts;
 
 use super::layout::{Entry, rows_of_part};
@@ -25,14 +25,14 @@ impl Streamed {
     }
 
     /// The rows of a matrix for operations that read some at a time, such as `kiln_layers::embedding_by_rows`. `None` for a parameter whose value is
-    /// in memory, and for one that is not divided into [parts](crate::Creation::part_bytes).
+    /// in memory, for one that is not divided into [parts](crate::Creation::part_bytes), and for one in bf16.
     ///
     /// Several operations of a pass may use them. Their gradients are added as burn adds those of a parameter in memory: the last
     /// operation's first, and their sum to that of the micro-batches before.
     pub fn rows(&self, id: ParamId) -> Option<Arc<dyn RowParts>> {
         let number = self.layout().numbers.get(&id).copied()?;
         let entry = &self.layout().entries[number];
-        let in_parts = entry.shape.len() == 2 && entry.parts() > 1 && self.has(id);
+        let in_parts = entry.shape.len() == 2 && entry.parts() > 1 && entry.dtype == DType::F32 && self.has(id);
         in_parts.then(|| Arc::new(Rows { streamed: self.clone(), number }) as Arc<dyn RowParts>)
     }
 
@@ -123,7 +123,7 @@ impl RowParts for Rows {
     fn read(&self, part: usize) -> TensorData {
         let (blob, shape) = (self.blob(Content::Value, part), self.entry().shape_of(part));
         let read = self.streamed.read(blob).and_then(|bytes| bytes.ok_or_else(|| super::bytes::missing(blob)));
-        match read.and_then(|bytes| super::bytes::data(blob, bytes, &shape)) {
+        match read.and_then(|bytes| super::bytes::data(blob, bytes, (&shape, self.entry().dtype))) {
             Ok(data) => data,
             Err(error) => {
                 self.streamed.note_failure(&error);

@@ -120,7 +120,7 @@ impl Streamed {
     /// values.
     ///
     /// # Errors
-    /// [`Error::StoreMismatch`] for a store that is not empty and for parameters that are not f32, and [`Error::Store`].
+    /// [`Error::StoreMismatch`] for a store that is not empty and for parameters that are neither f32 nor bf16, and [`Error::Store`].
     pub fn create<M: Module>(store: impl Store + 'static, module: M) -> Result<(Self, M), Error> {
         Self::create_with(store, module, &Creation::default())
     }

@@ -22,7 +22,12 @@ impl Streamed {
         for number in self.summed() {
             let (entry, content) = (&self.layout().entries[number], Content::Gradient);
             let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_into(blob, bytes))?;
-            each(tensor(Blob::new(number, content, 0), bytes, &[entry.shape.iter().product()], device)?);
+            each(tensor(
+                Blob::new(number, content, 0),
+                bytes,
+                (&[entry.shape.iter().product()], entry.dtype_of(content)),
+                device,
+            )?);
         }
         Ok(())
     }

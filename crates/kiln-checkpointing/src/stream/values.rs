@@ -39,6 +39,21 @@ struct Empty<'a> {
 }
 
 impl Empty<'_> {
+    /// The dtype that a parameter has in the store. `None` for one that it cannot have, which is the failure.
+    fn dtype_of(&mut self, id: ParamId, own: DType) -> Option<DType> {
+        let number = self.ids.get(&id).map_or(self.layout.entries.len(), |id| self.layout.numbers[id]);
+        let known = self.known.get(number).or(self.layout.entries.get(number));
+        let dtype = known.map(|known| known.dtype).or(self.how.dtype).filter(|_| own == DType::F32).unwrap_or(own);
+        match dtype {
+            DType::F32 | DType::BF16 => Some(dtype),
+            _ => {
+                let reason = format!("parameter {} is {dtype:?}, expected F32 or BF16", self.path.join("."));
+                self.failure = Some(Error::StoreMismatch { reason });
+                None
+            }
+        }
+    }
+
     /// The new id of a parameter. `write` writes its values, if it has none yet.
     fn enter(
         &mut self,
@@ -79,28 +94,24 @@ impl ModuleMapper for Empty<'_> {
         if let Some(values) = self.how.values.get(&self.path.join("."))
             && is_to_come(&param)
         {
-            let id = self.enter(param.id, shape.to_vec(), DType::F32, |number, entry, store| {
+            let Some(dtype) = self.dtype_of(param.id, DType::F32) else { return param };
+            let id = self.enter(param.id, shape.to_vec(), dtype, |number, entry, store| {
                 values.write(number, entry, &device.clone().inner(), store)
             });
             let learns = Tensor::<D>::zeros([1; D], &device).require_grad();
-            return Param::initialized(id, hollow(&shape, DType::F32, &learns));
+            return Param::initialized(id, hollow(&shape, dtype, &learns));
         }
         // The question initialises a parameter: all are initialised in the order of the fields.
         if !param.is_require_grad() {
             return param;
         }
-        if param.dtype() != DType::F32 {
-            let (path, dtype) = (self.path.join("."), param.dtype());
-            let reason = format!("parameter {path} is {dtype:?}, expected F32");
-            self.failure = Some(Error::StoreMismatch { reason });
-            return param;
-        }
+        let Some(dtype) = self.dtype_of(param.id, param.dtype()) else { return param };
         let (old, tensor, mapper) = param.consume();
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let shape = tensor.shape();
         let hollow = hollow(&shape, dtype, &tensor);
         let id = self.enter(old, shape.to_vec(), dtype, |number, entry, store| {
             let Some(store) = store else { return Ok(()) };
-            let bytes = bytes_of(tensor.inner())?; // the only handle: no copy on the CPU
+            let bytes = bytes_of(tensor.inner().cast(dtype))?; // the only handle: no copy on the CPU
             write_parts(number, entry, Content::Value, &bytes, |blob, bytes| store.write(blob, bytes))
         });
         Param::from_mapped_value(id, hollow, mapper)
@@ -121,7 +132,8 @@ pub(super) fn write_parts(
     bytes: &[u8],
     write: impl Fn(Blob, &[u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    (0..entry.parts()).try_for_each(|part| write(Blob::new(number, content, part), &bytes[entry.bytes_of(part)]))
+    (0..entry.parts())
+        .try_for_each(|part| write(Blob::new(number, content, part), &bytes[entry.bytes_of(content, part)]))
 }
 
 /// Reads all parts of a parameter, or one, by `read`.
@@ -133,7 +145,7 @@ pub(super) fn read_parts(
     read: impl Fn(Blob, &mut Vec<u8>) -> Result<bool, Error>,
 ) -> Result<Vec<u8>, Error> {
     let parts = only.map_or(0..entry.parts(), |only| only..only + 1);
-    let mut bytes = Vec::with_capacity(parts.clone().map(|part| entry.bytes_of(part).len()).sum());
+    let mut bytes = Vec::with_capacity(parts.clone().map(|part| entry.bytes_of(content, part).len()).sum());
     for part in parts {
         let blob = Blob::new(number, content, part);
         if !read(blob, &mut bytes)? {
@@ -163,7 +175,7 @@ impl<F: Fn(usize) -> bool> ModuleMapper for Fill<'_, F> {
         let bytes = read_parts(number, entry, content, self.part, read);
         let shape = self.part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
         let blob = Blob::new(number, content, self.part.unwrap_or(0));
-        match bytes.and_then(|bytes| tensor(blob, bytes, &shape, &param.device().inner())) {
+        match bytes.and_then(|bytes| tensor(blob, bytes, (&shape, entry.dtype), &param.device().inner())) {
             Ok(value) => param.map(|hollow| like(value, &hollow)),
             Err(error) => {
                 self.failure = Some(error);

@@ -64,7 +64,8 @@ impl StoredParameters {
         values: InitialValues,
         in_parts: bool,
     ) -> Result<(M, Option<Streamed>), Error> {
-        let how = Creation { part_bytes: in_parts.then_some(PART as usize), replaces: true, values };
+        let part_bytes = in_parts.then_some(PART as usize);
+        let how = Creation { part_bytes, replaces: true, values, ..Creation::default() };
         // A run that has taken no step begins anew: other settings may have made the model.
         let moved = |store: Box<dyn Store>, model: M| match Streamed::note_in(&*store)? {
             Some(note) if has_steps(&note) => Streamed::open_with(store, model, &how.values),

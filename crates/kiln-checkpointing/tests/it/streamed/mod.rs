@@ -1,5 +1,6 @@
 //! Blocks whose parameters are in a store: the same bits as in memory, in the memory of one block.
 
+mod bf16;
 mod created;
 mod interrupted;
 mod refused;
