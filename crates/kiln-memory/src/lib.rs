@@ -10,7 +10,7 @@
 //! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
 //!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
 //! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool. [`ReusingAllocator`]: a heap that holds
-//!   no more than was in use at most.
+//!   no more than was in use at most. [`GrowthAlarm`]: steps that each leave a little more memory in use than the one before.
 //! - [`MemoryReport`]: prediction and measurement as JSON, of which kiln-report makes a page to explore, a text and a picture.
 //!
 //! ```
@@ -49,8 +49,8 @@ pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
 pub use heap::ReusingAllocator;
 pub use measure::{
-    CountingAllocator, GpuMemory, HeapCounts, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter,
-    thread_scratch_bytes, warm_thread, warm_threads,
+    CountingAllocator, GpuMemory, Growth, GrowthAlarm, HeapCounts, Measured, MeasuredPhase, Meter, Sample, Span,
+    StepMeter, thread_scratch_bytes, warm_thread, warm_threads,
 };
 pub use predict::{
     BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, InFlight, Kernels, Operation, PREDICTION_MARGIN,

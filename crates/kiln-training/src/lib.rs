@@ -97,7 +97,7 @@ pub use state::RunState;
 pub use task::{LossFn, Task};
 pub use tiles::{Predicted, TilePredictor};
 pub use trainer::{
-    CheckpointConfig, Evaluation, Event, Finish, Intervals, MemoryConfig, RunConfig, RunLength, Trainer,
+    CheckpointConfig, Evaluation, Event, Finish, Intervals, MemoryConfig, MemoryGrowth, RunConfig, RunLength, Trainer,
     TrainerBuilder, evaluate, evaluate_in_parts,
 };
 pub use transaction::{Boundary, Guard, StepReport, StoreConfig};

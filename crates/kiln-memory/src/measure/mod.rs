@@ -2,6 +2,7 @@
 
 mod allocator;
 mod gpu;
+mod growth;
 mod measured;
 mod meter;
 mod open_spans;
@@ -10,6 +11,7 @@ mod warm;
 
 pub use allocator::{CountingAllocator, HeapCounts};
 pub use gpu::GpuMemory;
+pub use growth::{Growth, GrowthAlarm};
 pub use measured::{Measured, MeasuredPhase, Sample};
 pub use meter::{Meter, Span};
 pub use step_meter::StepMeter;

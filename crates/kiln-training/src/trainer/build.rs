@@ -150,6 +150,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             beside: site.beside,
             meter: watch.meter().cloned(),
             watch,
+            growth: None,
             length: self.run.length,
             samples: None,
             batches: None,

@@ -192,8 +192,10 @@ impl<T: Task> Trainer<T> {
         Ok(self.end_step(report))
     }
 
-    fn end_step(&self, report: StepReport) -> StepReport {
-        self.watch.end_step();
+    fn end_step(&mut self, report: StepReport) -> StepReport {
+        if let Some(growth) = self.watch.end_step() {
+            self.note_growth(growth);
+        }
         StepReport { peak_bytes: self.watch.peak_bytes(), ..report }
     }
 

@@ -13,6 +13,7 @@ use kiln_recovery::Recovery;
 use super::attach::Edit;
 use super::config::CheckpointConfig;
 use super::events::{Event, RunLength};
+use super::growth::MemoryGrowth;
 use super::watch::Watch;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -57,6 +58,7 @@ pub struct Trainer<T: Task> {
     pub(super) beside: u64,
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
+    pub(super) growth: Option<MemoryGrowth>,
     pub(super) length: RunLength,
     /// Samples of the data that the run began with, once it has seen data.
     pub(super) samples: Option<usize>,

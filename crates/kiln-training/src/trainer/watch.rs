@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
-use kiln_memory::{Measured, Meter, Phase, Span, StepMeter};
+use kiln_memory::{Growth, GrowthAlarm, Measured, Meter, Phase, Span, StepMeter};
 use kiln_recovery::{Failure, Kind};
 
 use crate::transaction::{Boundary, Guard};
@@ -32,6 +32,7 @@ struct Seen {
     /// Steps until the one to be measured.
     measured_in: Option<u64>,
     measured: Option<Measured>,
+    alarm: GrowthAlarm,
 }
 
 impl Watch {
@@ -88,13 +89,15 @@ impl Watch {
         }
     }
 
-    /// Ends a step.
-    pub(super) fn end_step(&self) {
+    /// Ends a step. Returns the growth that it shows, if the meter counts every byte.
+    pub(super) fn end_step(&self) -> Option<Growth> {
         let step = self.seen().step.take();
         if let Some(step) = step {
             let measured = step.finish();
             self.seen().measured = Some(measured);
         }
+        let live_bytes = self.meter.as_ref().filter(|meter| meter.is_exact())?.live_bytes();
+        self.seen().alarm.note(live_bytes)
     }
 
     /// Measures one step over time, after `steps` other steps.

@@ -12,6 +12,7 @@ mod counting;
 mod ends;
 mod freeze;
 mod goes_on;
+mod growth;
 mod kept;
 mod laws;
 mod layouts;
