@@ -20,8 +20,25 @@ pub(super) fn directory(name: &str, call: &CallArgs) -> Result<RunDirectory> {
     }
 }
 
-/// The store of a run that names none: for a run with a budget, and for one that has begun to use it.
+/// The store of a run that names none: for a run with a limit of memory, which a GPU has by itself, and for one that has begun to use it.
 pub(super) fn store(run: &RunSettings, directory: &RunDirectory) -> Option<PathBuf> {
-    let store = directory.store();
-    (run.memory.is_some() || run.streams() || store.exists()).then_some(store)
+    let (store, is_limited) = (directory.store(), run.memory.is_some() || run.device != "flex");
+    (is_limited || run.streams() || store.exists()).then_some(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_whose_memory_has_a_limit_has_a_store_to_go_to() {
+        let directory = RunDirectory::existing(&PathBuf::from("run"));
+        let run = RunSettings::new(1, 8);
+        assert_eq!(store(&run, &directory), None);
+        let limited = RunSettings { memory: Some("60MiB".parse().unwrap()), ..RunSettings::new(1, 8) };
+        let on_gpu = RunSettings { device: "cuda:1".into(), ..RunSettings::new(1, 8) };
+        for run in [limited, on_gpu] {
+            assert_eq!(store(&run, &directory), Some(directory.store()));
+        }
+    }
 }

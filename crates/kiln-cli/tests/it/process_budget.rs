@@ -6,12 +6,21 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
 use super::support::{done, kiln, refused, stderr, text};
 
 const MIB: u64 = 1 << 20;
+/// Runs that are drawn. `KILN_BUDGET_RUNS=200 KILN_BUDGET_SEED=1 cargo test --test cli drawn_at_random -- --nocapture` draws more of them.
+const DRAWN: u64 = 4;
+/// What is taken beside the budget before a run counts as over it: the watcher of a container is as coarse.
+const SLACK: u64 = 4 * MIB;
+/// How a run refuses a budget before it begins.
+const REFUSALS: [&str; 2] = ["has no room for a step", "does not fit"];
 
-/// Runs the program, and returns the most bytes that it had in memory, by the system's count.
-fn most_resident(at: &Path, arguments: &[&str]) -> u64 {
+/// Runs the program, and returns the most bytes that it had in memory, by the system's count. `None` if it refuses the budget.
+fn resident(at: &Path, arguments: &[&str]) -> Option<u64> {
     let mut child = kiln(at, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut most = 0;
@@ -27,9 +36,16 @@ fn most_resident(at: &Path, arguments: &[&str]) -> u64 {
         thread::sleep(Duration::from_millis(1));
     };
     let said = stderr(&child.wait_with_output().unwrap());
+    if ended.code() == Some(1) && REFUSALS.iter().any(|refusal| said.contains(refusal)) {
+        return None;
+    }
     assert!(ended.success() && most > 0, "{arguments:?}: {said}");
     assert!(said.contains("process: at most"), "{arguments:?}: {said}");
-    most
+    Some(most)
+}
+
+fn most_resident(at: &Path, arguments: &[&str]) -> u64 {
+    resident(at, arguments).unwrap_or_else(|| panic!("{arguments:?} is refused"))
 }
 
 /// The bytes that a run of these options takes beside a step.
@@ -60,4 +76,64 @@ fn training_evaluating_saving_and_resuming_stay_within_the_budget() {
     }
     let parts = ["a budget of 4.0 MiB has no room for a step: the process takes "];
     refused(at, &["train", "gpt", "--data", &data, "--memory", "4MiB"], 1, &parts);
+}
+
+fn pick<'a>(random: &mut StdRng, of: &[&'a str]) -> &'a str {
+    of[random.random_range(0..of.len())]
+}
+
+/// The options of a run that is drawn: model, data, precision, optimizer, evaluation and checkpoints.
+fn drawn(random: &mut StdRng, data: &str) -> String {
+    let model = match random.random_range(0..4) {
+        0 => format!("gpt --data {data} --context {}", pick(random, &["32", "64", "128"])),
+        1 => format!("gpt --data {data} --dropout 0.1"),
+        2 => "resnet".to_owned(),
+        _ => {
+            format!("resnet --model {}", pick(random, &["resnet34 --width 16", "mobilenet_v2 --width 0.5", "vit_tiny"]))
+        }
+    };
+    let batch = pick(random, &["8", "16", "64", "256"]);
+    let precision = pick(random, &["f32", "bf16"]);
+    let optimizer = pick(random, &["adamw", "adamw8bit", "sgd"]);
+    let evaluate = pick(random, &["0", "1", "3"]);
+    let save = pick(random, &["1", "2", "5"]);
+    format!(
+        "{model} --batch-size {batch} --precision {precision} --optimizer {optimizer} --evaluate-every {evaluate} --save-every {save}"
+    )
+}
+
+#[test]
+fn runs_drawn_at_random_stay_within_their_budgets() {
+    let number = |name, default| std::env::var(name).map_or(default, |text: String| text.parse::<u64>().unwrap());
+    let mut random = StdRng::seed_from_u64(number("KILN_BUDGET_SEED", 1));
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = text(at, 60_000).display().to_string();
+    let (runs, mut refused) = (number("KILN_BUDGET_RUNS", DRAWN), 0);
+    let mut over = vec![];
+    for run in 0..runs {
+        let (options, out) = (drawn(&mut random, &data), format!("run-{run}"));
+        // A budget that is refused is drawn again, a third higher.
+        let mut budget = random.random_range(44..160) * MIB;
+        let mut check = |what: &str, arguments: &str, budget: u64| {
+            let words: Vec<&str> = arguments.split(' ').collect();
+            let most = resident(at, &words)?;
+            println!("{:6.1} of {:6.1} MiB{what}: {options}", most as f64 / MIB as f64, budget as f64 / MIB as f64);
+            if most > budget + SLACK {
+                over.push(format!("{arguments}: {most} of {budget}"));
+            }
+            Some(())
+        };
+        while check("", &format!("train {options} --max-steps 3 --memory {budget}B --out {out}"), budget).is_none() {
+            refused += 1;
+            budget += budget / 3;
+        }
+        if random.random_bool(0.5) {
+            let resumed = format!("train {} --resume {out} --max-steps 5", options.split(' ').next().unwrap());
+            check(", resumed", &resumed, budget).expect("a run that trains within a budget resumes within it");
+        }
+        fs::remove_dir_all(at.join(&out)).unwrap();
+    }
+    println!("{runs} runs, {refused} budgets refused, {} over", over.len());
+    assert!(over.is_empty(), "{over:#?}");
 }
