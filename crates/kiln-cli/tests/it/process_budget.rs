@@ -118,7 +118,7 @@ fn runs_drawn_at_random_stay_within_their_budgets() {
         let mut check = |what: &str, arguments: &str, budget: u64| {
             let words: Vec<&str> = arguments.split(' ').collect();
             let most = resident(at, &words)?;
-            println!("{:6.1} of {:6.1} MiB{what}: {options}", most as f64 / MIB as f64, budget as f64 / MIB as f64);
+            eprintln!("{:6.1} of {:6.1} MiB{what}: {options}", most as f64 / MIB as f64, budget as f64 / MIB as f64);
             if most > budget + SLACK {
                 over.push(format!("{arguments}: {most} of {budget}"));
             }
@@ -134,6 +134,6 @@ fn runs_drawn_at_random_stay_within_their_budgets() {
         }
         fs::remove_dir_all(at.join(&out)).unwrap();
     }
-    println!("{runs} runs, {refused} budgets refused, {} over", over.len());
+    eprintln!("{runs} runs, {refused} budgets refused, {} over", over.len());
     assert!(over.is_empty(), "{over:#?}");
 }

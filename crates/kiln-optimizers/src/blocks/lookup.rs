@@ -77,9 +77,7 @@ impl Lookup {
                 let within = 1u32 << shift;
                 let next = match steps {
                     0 => within,
-                    _ => {
-                        (0..within).collect::<Vec<_>>().partition_point(|low| code(signed(begin | low)) == from) as u32
-                    }
+                    _ => first_where(within, |low| code(signed(begin | low)) != from),
                 };
                 let index = range + u32::from(negative) * count;
                 ranges[index as usize] = next << 8 | from;
@@ -88,6 +86,16 @@ impl Lookup {
         let key = Key { shift, further: (1 << shift) - 1, first, last: first + count - 1, count };
         Some(Self { ranges, key })
     }
+}
+
+/// The first number below `end` for which `holds`, which then holds for all after it; `end` if there is none.
+fn first_where(end: u32, holds: impl Fn(u32) -> bool) -> u32 {
+    let mut left = 0..end;
+    while !left.is_empty() {
+        let middle = left.start.midpoint(left.end);
+        if holds(middle) { left.end = middle } else { left.start = middle + 1 }
+    }
+    left.start
 }
 
 #[cfg(test)]

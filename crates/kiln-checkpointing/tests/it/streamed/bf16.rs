@@ -204,7 +204,7 @@ fn state_in_8_bits_and_parameters_in_bf16_move_little_more_than_half() {
     let whole = moved(DType::F32, &adamw.init());
     let narrow = moved(DType::F32, &in_8bit.clone().into());
     let least = moved(DType::BF16, &StochasticBf16::new(in_8bit, 3).into());
-    println!("bytes for each parameter: {whole:.1}, with 8-bit state {narrow:.1}, and bf16 parameters {least:.1}");
+    eprintln!("bytes for each parameter: {whole:.1}, with 8-bit state {narrow:.1}, and bf16 parameters {least:.1}");
     // Values are read three times and written once, gradients are written once and read twice, moments are read and written.
     assert!((44.0..44.9).contains(&whole), "{whole}");
     assert!((32.0..33.0).contains(&narrow), "{narrow}");
