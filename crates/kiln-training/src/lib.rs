@@ -63,6 +63,7 @@ mod batch;
 mod batch_scaling;
 mod checkpoints;
 mod error;
+mod growth;
 mod metrics;
 mod optimizer;
 mod pass;
@@ -82,6 +83,7 @@ pub use batch::Batch;
 pub use batch_scaling::{BatchRule, BatchScaling};
 pub use checkpoints::{Checkpoints, StoredValues, load_model};
 pub use error::Error;
+pub use growth::MemoryGrowth;
 pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct, top_k_hits};
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
 pub use pass::{Input, Pass, Passes};
@@ -97,7 +99,7 @@ pub use state::RunState;
 pub use task::{LossFn, Task};
 pub use tiles::{Predicted, TilePredictor};
 pub use trainer::{
-    CheckpointConfig, Evaluation, Event, Finish, Intervals, MemoryConfig, MemoryGrowth, RunConfig, RunLength, Trainer,
+    CheckpointConfig, Evaluation, Event, Finish, Intervals, MemoryConfig, RunConfig, RunLength, Trainer,
     TrainerBuilder, evaluate, evaluate_in_parts,
 };
 pub use transaction::{Boundary, Guard, StepReport, StoreConfig};

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use kiln_accumulation::{RunningStatistics, Weight};
 use kiln_checkpointing::Streamed;
+use kiln_memory::Growth;
 use kiln_precision::ScaledGradients;
 use kiln_recovery::{AttemptOutcome, Attempts, ExhaustionReport, MemoryHolder, Setting, attempt, reclaim};
 
 use super::trainer::Trainer;
 use crate::batch::Batch;
 use crate::error::Error;
+use crate::growth::MemoryGrowth;
 use crate::planning::plan_for;
 use crate::replicas::WholeBatch;
 use crate::task::Task;
@@ -197,6 +199,18 @@ impl<T: Task> Trainer<T> {
             self.note_growth(growth);
         }
         StepReport { peak_bytes: self.watch.peak_bytes(), ..report }
+    }
+
+    /// Notes a growth, and tells it. Replicas of a process share its heap.
+    fn note_growth(&mut self, growth: Growth) {
+        let plan = self.plan.as_ref();
+        let prediction = plan.and_then(|plan| self.predict(plan.micro_batch).ok());
+        let micro_batches = plan.map_or(1, |plan| plan.batch.div_ceil(plan.micro_batch.max(1)));
+        let growth = MemoryGrowth::new(growth, micro_batches, prediction.as_ref());
+        if self.run.group.is_first() {
+            tracing::warn!("{growth}");
+        }
+        self.growth = Some(growth);
     }
 
     /// Completes an update that ran out of memory, after the caller has made room: updated parameters stay, and the others follow. It

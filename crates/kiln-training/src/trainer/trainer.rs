@@ -13,9 +13,9 @@ use kiln_recovery::Recovery;
 use super::attach::Edit;
 use super::config::CheckpointConfig;
 use super::events::{Event, RunLength};
-use super::growth::MemoryGrowth;
 use super::watch::Watch;
 use crate::error::Error;
+use crate::growth::MemoryGrowth;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{DeviceLayout, Planner, Remedy, RunPlan, StageLoad, StagePlan, StepPlan};
 use crate::progress::Progress;
@@ -143,6 +143,13 @@ impl<T: Task> Trainer<T> {
             RunPlan::Whole(_) => None,
             RunPlan::Divided(plan) => Some(plan),
         }
+    }
+
+    /// The growth of the heap, if the bytes that are live at the end of a step have grown by about the same in each of the last 64 steps.
+    /// It is also told as a warning, and again when it has doubled. On the CPU device, with an allocator that counts
+    /// ([`with_allocator`](crate::TrainerBuilder::with_allocator)).
+    pub fn growth(&self) -> Option<&MemoryGrowth> {
+        self.growth.as_ref()
     }
 
     /// The number of replicas that share the heap with this one, itself included: on the CPU device, those of this process. Otherwise 1.

@@ -5,9 +5,6 @@ use std::fmt;
 use bytesize::ByteSize;
 use kiln_memory::{Growth, Phase, Prediction};
 
-use super::trainer::Trainer;
-use crate::task::Task;
-
 /// The most bytes of a tensor's handle with its place in the graph.
 const HANDLE: u64 = 1024;
 /// A growth of fewer bytes is that of handles.
@@ -28,28 +25,12 @@ pub struct MemoryGrowth {
     pub tensors: Vec<String>,
 }
 
-impl<T: Task> Trainer<T> {
-    /// The growth of the heap, if the bytes that are live at the end of a step have grown by about the same in each of the last 64 steps.
-    /// It is also told as a warning, and again when it has doubled. On the CPU device, with an allocator that counts
-    /// ([`with_allocator`](crate::TrainerBuilder::with_allocator)).
-    pub fn growth(&self) -> Option<&MemoryGrowth> {
-        self.growth.as_ref()
-    }
-
-    /// Notes a growth, and tells it. Replicas of a process share its heap.
-    pub(super) fn note_growth(&mut self, growth: Growth) {
-        let plan = self.plan.as_ref();
-        let prediction = plan.and_then(|plan| Some((plan, self.predict(plan.micro_batch).ok()?)));
-        let tensors = prediction.map(|(plan, prediction)| {
-            let micro_batches = plan.batch.div_ceil(plan.micro_batch.max(1)).max(1) as u64;
-            alike(&prediction, growth.bytes_per_step / micro_batches)
-        });
+impl MemoryGrowth {
+    /// `growth` of steps with this many micro-batches, each with the memory of `prediction`, if it is predicted.
+    pub(crate) fn new(growth: Growth, micro_batches: usize, prediction: Option<&Prediction>) -> Self {
         let Growth { bytes_per_step, steps, .. } = growth;
-        let growth = MemoryGrowth { bytes_per_step, steps, tensors: tensors.unwrap_or_default() };
-        if self.run.group.is_first() {
-            tracing::warn!("{growth}");
-        }
-        self.growth = Some(growth);
+        let tensors = prediction.map(|prediction| alike(prediction, bytes_per_step / micro_batches.max(1) as u64));
+        Self { bytes_per_step, steps, tensors: tensors.unwrap_or_default() }
     }
 }
 
