@@ -84,6 +84,7 @@ pub(crate) fn drive<P: Pipeline>(
     let findings = session.findings(finish, finder.as_ref(), device)?;
     let results = session.write_report(finish, &metrics, findings, &mut observer)?;
     session.write_memory(observer.peak_bytes)?;
+    session.tell_process();
     if is_quiet() && finish != Finish::Stopped {
         let begin = format!("{}: step {}", printable(session.directory.path()), session.step());
         let figures = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
@@ -359,11 +360,15 @@ impl<P: Pipeline> Session<P> {
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&self.trainer)), shown(peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
+        Ok(())
+    }
+
+    /// Tells what the process had in memory, of a budget for all of it.
+    fn tell_process(&self) {
         let run = &self.setup.settings.run;
         if let (Some(MemorySetting::Bytes(budget)), "flex", Some(most)) = (run.memory, &*run.device, most_resident()) {
             tracing::info!("process: at most {} of {} in memory", ByteSize(most), ByteSize(budget));
         }
-        Ok(())
     }
 }
 
