@@ -28,8 +28,8 @@ pub fn living_threads_seconds() -> Option<f64> {
     (nanoseconds > 0.0).then_some(nanoseconds / 1e9)
 }
 
-/// Room for what the process takes later, beside a step: pages of code that were not run yet, threads, and the report.
-const LATER: u64 = 8 << 20;
+/// Room for what the process takes later, beside a step: pages of code that were not run yet, and threads.
+const LATER: u64 = 4 << 20;
 /// The bytes beside a step are a multiple of this, so that equal commands have equal plans: the system's own counts vary.
 const STEP: u64 = 4 << 20;
 

@@ -183,9 +183,13 @@ impl Values {
                 let bytes = tensor.to_bytes().map_err(|e| unread(&e))?;
                 (0..entry.parts()).try_for_each(|part| {
                     let range = f32s.bytes_of(Content::Value, part);
-                    // Bytes that are in memory have no view.
-                    let rows = bytes.view(range.start, range.end);
-                    let rows = rows.unwrap_or_else(|_| Bytes::from_bytes_vec(bytes[range].to_vec()));
+                    // A part of a file's bytes is read by itself; bytes that are in memory have no view.
+                    let read = bytes.view(range.start, range.end).ok();
+                    let rows = read.as_deref().unwrap_or_else(|| &bytes[range]);
+                    if entry.dtype == DType::F32 {
+                        return store.write(blob(part), rows);
+                    }
+                    let rows = Bytes::from_bytes_vec(rows.to_vec());
                     let rows = TensorData::from_bytes(rows, entry.shape_of(part), DType::F32);
                     store.write(blob(part), &rows.convert_dtype(entry.dtype).into_bytes())
                 })

@@ -1,13 +1,15 @@
 //! The update of streamed parameters, one after the other.
 
 use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Bytes, Device, Tensor};
+use burn::tensor::{Bytes, DType, Device, Tensor};
 
 use super::bytes::{bytes_of, tensor};
+use super::layout::Entry;
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
 use super::values::read_parts;
@@ -39,8 +41,8 @@ impl Streamed {
     /// burn loads the optimizer's state on its default device, and moves it to that of the parameter.
     ///
     /// # Errors
-    /// [`Error::Store`], and [`Error::StoreMismatch`] for state of another optimizer; the parameters are then unchanged, and their gradients are
-    /// kept.
+    /// [`Error::Store`], and [`Error::StoreMismatch`] for state of another optimizer, and for one that cannot update a parameter in bf16 with a
+    /// gradient in f32; the parameters are then unchanged, and their gradients are kept.
     pub fn update<M: Module>(
         &self,
         module: &M,
@@ -87,7 +89,7 @@ impl Streamed {
             return Err(Error::StoreMismatch { reason });
         }
         self.note_read(number, true);
-        let updated = optimizer.step(rate, filled, gradients);
+        let updated = self.step(&mut optimizer, rate, filled, gradients, number)?;
         // The state exists once more as a record and once as bytes: one after the other.
         let record = optimizer.to_record();
         drop(optimizer);
@@ -100,6 +102,27 @@ impl Streamed {
             Some(value) => self.write(blob(Content::Value), &value?),
             None => Ok(()),
         }
+    }
+
+    /// The optimizer's step for one parameter. Its gradient is in f32, also for a parameter in bf16, and burn's own optimizers panic on two
+    /// dtypes.
+    fn step<M: Module>(
+        &self,
+        optimizer: &mut ModuleOptimizer,
+        rate: ModuleLearningRate,
+        module: M,
+        gradients: GradientsParams,
+        number: usize,
+    ) -> Result<M, Error> {
+        let Entry { path, dtype, .. } = &self.layout().entries[number];
+        if *dtype == DType::F32 {
+            return Ok(optimizer.step(rate, module, gradients));
+        }
+        // What a panic leaves behind is dropped: the optimizer is a copy, and so is the parameter.
+        catch_unwind(AssertUnwindSafe(|| optimizer.step(rate, module, gradients))).map_err(|_| {
+            let reason = format!("the optimizer cannot update {path} of {dtype:?} with a gradient of F32");
+            Error::StoreMismatch { reason: reason + ": use one that widens both, as StochasticBf16 of kiln-optimizers" }
+        })
     }
 
     fn is(&self, id: ParamId, number: usize) -> bool {

@@ -11,6 +11,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{LoaderStats, printable};
+use kiln_memory::release_code;
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_training::{Checkpoints, Finish, Trainer};
@@ -25,6 +26,7 @@ use super::results::{memory_page, predicted_peak, report, results, samples};
 use super::resume::{check_length, ended, note_changes};
 use super::schedule::schedule;
 use super::to_store::ToStore;
+use crate::HEAP;
 use crate::advice::advised;
 use crate::atomic::replace;
 use crate::cli::CallArgs;
@@ -213,7 +215,13 @@ impl<P: Pipeline> Session<P> {
 
     fn fit(&mut self, progress: &Progress) -> Result<Finish, kiln_training::Error> {
         let Self { trainer, setup, .. } = self;
-        trainer.fit(&WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, progress) })
+        // The code that plans the run does not train it, and that which trains it does not write its report.
+        HEAP.inner().release();
+        release_code();
+        let finish =
+            trainer.fit(&WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, progress) });
+        release_code();
+        finish
     }
 
     /// The step that the run has come to.

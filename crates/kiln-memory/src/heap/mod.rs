@@ -1,7 +1,9 @@
-//! An allocator for tensors on the heap.
+//! The memory of the process: an allocator for tensors, and the program's code.
 
+mod code;
 mod extents;
 mod pages;
 mod reusing;
 
+pub use code::release_code;
 pub use reusing::ReusingAllocator;

@@ -53,6 +53,17 @@ pub(super) fn trim_system() {
     }
 }
 
+/// Takes pages of a file out of memory, which must be mapped there, not be writable, and be as they are in the file.
+pub(super) fn drop_file_pages(start: usize, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the pages are those of the file, so that they are read from it again when they are used.
+    unsafe {
+        libc::madvise(start as *mut libc::c_void, bytes, libc::MADV_DONTNEED);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, bytes);
+}
+
 /// A table of `count` default values, which takes memory where it is written. A type of numbers whose zero bytes are its default.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub(super) fn table<T: Copy + Default>(count: usize) -> Option<&'static mut [T]> {

@@ -40,7 +40,8 @@ impl Probe {
 }
 
 /// Corrects a profile by short measured runs on `device`, which `meter` must measure. It corrects the bytes that burn's graph keeps for
-/// each operation, and the speeds of products, elementwise operations and launches. It takes one to two seconds and about 200 MiB.
+/// each operation, and the speeds of products, elementwise operations and launches. It takes one to two seconds, and about 200 MiB on a GPU;
+/// on the CPU device, whose memory is that of the process, 10 MiB.
 ///
 /// The rules of the profile's [`kernels`](BackendProfile::kernels) are not changed, and the calibration does not depend on the
 /// models that are predicted later.
@@ -96,12 +97,16 @@ fn with_speeds(profile: BackendProfile, device: &Device) -> BackendProfile {
         Kernels::Cube if device.supports_dtype(DType::BF16) => product(DType::BF16),
         _ => flops,
     };
-    let big = Tensor::<1>::random([1 << 24], Distribution::Default, device);
+    let elements: usize = match profile.kernels {
+        Kernels::Flex => 1 << 20,
+        Kernels::Cube => 1 << 24,
+    };
+    let big = Tensor::<1>::random([elements], Distribution::Default, device);
     let moving = fastest(device, 4, || big.clone() + big.clone());
     let small = Tensor::<1>::random([16], Distribution::Default, device);
     const TIMES: usize = 256;
     let launches = fastest(device, 4, || (0..TIMES).map(|_| small.clone() + small.clone()).collect::<Vec<Tensor<1>>>());
-    let bandwidth = 3.0 * f64::from(1 << 26) / moving;
+    let bandwidth = (3 * 4 * elements) as f64 / moving;
     BackendProfile { flops, half_flops, bandwidth, launch: launches / TIMES as f64, ..profile }
 }
 

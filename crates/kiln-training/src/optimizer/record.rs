@@ -1,7 +1,11 @@
 //! burn's record of an optimizer's state, taken apart.
 
-use burn::tensor::Bytes;
-use burn_pack::{Reader, Scalar, Tensor, Writer};
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::optim::{ModuleOptimizer, SgdConfig};
+use burn::tensor::{Bytes, Tensor as Parameter};
+use burn_pack::{Error, Reader, Scalar, Tensor, Writer};
 
 /// The state of an optimizer as burn records it. Names begin with the id of a parameter and a dot.
 #[derive(Default)]
@@ -30,6 +34,31 @@ impl StateRecord {
         Ok(Self { scalars, metadata, tensors: reader.into_tensors().map_err(|e| e.to_string())? })
     }
 
+    /// The state of an optimizer, whose tensors are read when they are written: that of one parameter of `model` is in memory a second time.
+    ///
+    /// # Errors
+    /// The reason why it cannot be recorded.
+    pub(crate) fn of_optimizer(optimizer: &ModuleOptimizer, model: &impl Module) -> Result<Self, String> {
+        let (ids, optimizer) = (ids_of(model), Arc::new(optimizer.clone()));
+        let mut all = Self::read(recorded(&optimizer, ParamGroup::from_ids(ids.clone())).map_err(|e| e.to_string())?)?;
+        for id in ids {
+            let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![id]));
+            let state = Self::read(recorded(&optimizer, others.clone()).map_err(|e| e.to_string())?)?;
+            let deferred = state.tensors.iter().map(|tensor| {
+                let (optimizer, others, name) = (optimizer.clone(), others.clone(), tensor.name.clone());
+                let read = move || {
+                    let state = Reader::from_bytes(recorded(&optimizer, others.clone())?)?;
+                    Ok(Bytes::from_bytes_vec(state.tensor_data(&name)?))
+                };
+                let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+                Tensor::deferred(name, tensor.dtype, shape, Some(id.val()), tensor.byte_len(), read)
+            });
+            let tensors = deferred.collect();
+            all.extend(Self { tensors, ..state });
+        }
+        Ok(all)
+    }
+
     /// Whether no parameter has state.
     pub(crate) fn is_empty(&self) -> bool {
         self.tensors.is_empty() && self.scalars.is_empty()
@@ -55,4 +84,26 @@ impl StateRecord {
     pub(crate) fn into_bytes(self) -> Result<Bytes, String> {
         self.writer().into_bytes().map_err(|e| e.to_string())
     }
+}
+
+/// The record of an optimizer without the state of the parameters in `dropped`. burn has a record of all state alone, and drops that of a
+/// group which gets another optimizer.
+fn recorded(optimizer: &ModuleOptimizer, dropped: ParamGroup) -> Result<Bytes, Error> {
+    let rest = optimizer.clone().with_group(dropped, SgdConfig::new().build(), None);
+    rest.into_bytes().map_err(|e| Error::IoError(e.to_string()))
+}
+
+/// The ids of the parameters of a model, each of them once.
+fn ids_of(model: &impl Module) -> Vec<ParamId> {
+    struct Collect(Vec<ParamId>);
+    impl ModuleVisitor for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Parameter<D>>) {
+            if !self.0.contains(&param.id) {
+                self.0.push(param.id);
+            }
+        }
+    }
+    let mut collect = Collect(vec![]);
+    model.visit(&mut collect);
+    collect.0
 }

@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{Failure, Recovery, RecoveryState};
@@ -14,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::trainer::Trainer;
 use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, save_stored};
 use crate::error::Error;
+use crate::optimizer::StateRecord;
 use crate::progress::Progress;
 use crate::replicas::{gathered, whole};
 use crate::state::RunState;
@@ -119,10 +119,10 @@ impl<T: Task> Trainer<T> {
         } else {
             run.model.clone().into_record().save(path.join(MODEL)).map_err(|e| e.to_string())?;
             let optimizer = match optimizer {
-                Some(bytes) => OptimizerRecord::from_bytes(bytes),
-                None => Ok(run.optimizer.to_record()),
+                Some(bytes) => StateRecord::read(bytes)?,
+                None => StateRecord::of_optimizer(&run.optimizer, &run.model)?,
             };
-            optimizer.and_then(|record| record.save(path.join(OPTIMIZER))).map_err(|e| e.to_string())?;
+            optimizer.writer().write_to_file(path.join(OPTIMIZER)).map_err(|e| e.to_string())?;
         }
         let text = serde_json::to_vec_pretty(&self.saved_state()).map_err(|e| e.to_string())?;
         fs::write(path.join(STATE), text).map_err(|e| e.to_string())

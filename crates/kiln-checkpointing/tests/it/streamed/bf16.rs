@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_checkpointing::{Blob, Chain, Creation, Error, FileStore, HostStore, InitialValues, Plan, Store, Streamed};
 use kiln_optimizers::{AdamW8bit, StochasticBf16};
@@ -113,6 +113,27 @@ fn a_run_goes_on_from_a_store_whose_model_is_built_in_f32() {
         let filled = run.0.filled(run.1.clone()).unwrap();
         assert!(weights(&filled) == *expected, "after {done} steps");
     }
+}
+
+#[test]
+fn an_optimizer_that_does_not_widen_changes_nothing() {
+    let _alone = alone();
+    let run = narrowed(HostStore::new());
+    let values = |run: &(Streamed, Vec<Block>)| weights(&run.0.filled(run.1.clone()).unwrap());
+    let (before, plan) = (values(&run), Plan::stream(BLOCKS, 1).unwrap());
+    for optimizer in [AdamWConfig::new().init(), SgdConfig::new().init()] {
+        match step(&run, &optimizer, &plan, 0) {
+            Err(Error::StoreMismatch { reason }) => {
+                assert!(reason.contains("of BF16 with a gradient of F32"), "{reason}")
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(values(&run) == before);
+        run.0.discard();
+    }
+    let (_, optimizer) = optimizers().into_iter().next().unwrap();
+    step(&run, &optimizer, &plan, 0).unwrap();
+    assert!(values(&run) == in_memory(optimizer)[1]);
 }
 
 #[test]
