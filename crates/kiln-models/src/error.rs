@@ -32,6 +32,12 @@ pub enum Error {
         /// The reason, in one line.
         reason: String,
     },
+    /// The parameters of a model that is in memory in parts could not be read.
+    #[error("cannot read the parameters of the model: {reason}")]
+    Unread {
+        /// The reason, in one line.
+        reason: String,
+    },
     /// No model has this name.
     #[error("unknown model '{name}', expected one of {expected}")]
     UnknownModel {

@@ -56,7 +56,7 @@ mod vit;
 
 pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
 pub use error::Error;
-pub use gpt::{Gpt, GptBlock, GptCache, GptConfig, GptHalf, GptReader, Sampling};
+pub use gpt::{Gpt, GptBlock, GptCache, GptConfig, GptHalf, GptParts, GptReader, Sampling};
 pub use layers::{InputHook, InputMap, on_layer_input};
 pub use mobilenet::{MobileNet, MobileNetBlock, MobileNetV2Config, MobileNetV3Config};
 pub use resnet::{ResNet, ResNetBlock, ResNetConfig, Stem};

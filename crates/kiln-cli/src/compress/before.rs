@@ -247,7 +247,10 @@ impl<P: Compressible> Before<P> {
                 }
             });
         }
-        run.findings = Some(Box::new(findings));
+        run.findings = Some(Box::new(move |subject| match subject.whole() {
+            Some(model) => findings(model, subject.device, subject.at_once),
+            None => Ok(Findings::default()),
+        }));
         let call = CallArgs { json: arguments.json, out: arguments.out.clone(), ..CallArgs::default() };
         drive(run, &device, &call, None)
     }

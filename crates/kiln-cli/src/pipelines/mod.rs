@@ -25,6 +25,6 @@ pub use load::{
 pub use next_token::{GptSettings, NextToken};
 pub use parallel::{ParallelSettings, Places, Replicas};
 pub use pipeline::{Chained, Kind, Pipeline, SettingsOf, parse};
-pub use run::{Finder, Findings, Init, Run, Setup, WriteInto, divided};
+pub use run::{Finder, Findings, Init, Run, Setup, Subject, WriteInto, divided};
 pub use segment::{Segment, SegmentSettings};
 pub use settings::{RunSettings, Settings};

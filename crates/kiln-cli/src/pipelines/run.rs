@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use kiln_checkpointing::Streamed;
 use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
@@ -28,8 +29,31 @@ pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
 /// Finds the initial values of a model, those of a file among them.
 type FindValues<M> = Box<dyn Fn(&M) -> Result<InitialValues, InitError>>;
 
-/// Collects the findings of a report about a model on a device, with at most this many samples at once.
-pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>;
+/// A trained model that a report is about.
+pub struct Subject<'a, M> {
+    /// The model, without the values that are in a store.
+    pub model: &'a M,
+    /// The parameters in the store.
+    pub streamed: Option<&'a Streamed>,
+    /// The device that the model was trained on.
+    pub device: &'a Device,
+    /// The most samples at once.
+    pub at_once: usize,
+}
+
+impl<M> Subject<'_, M> {
+    /// The model, if it is in memory as a whole.
+    pub fn whole(&self) -> Option<&M> {
+        if self.streamed.is_some() {
+            tracing::info!("the report shows no output of the model: its blocks are in a store");
+            return None;
+        }
+        Some(self.model)
+    }
+}
+
+/// Collects the findings of a report.
+pub type Finder<M> = Box<dyn Fn(&Subject<'_, M>) -> anyhow::Result<Findings>>;
 
 /// Writes files into a directory.
 pub type WriteInto = Box<dyn FnOnce(&std::path::Path) -> anyhow::Result<()>>;

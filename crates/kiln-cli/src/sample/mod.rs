@@ -2,27 +2,30 @@
 
 mod generate;
 mod output;
+mod stored;
 mod text;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use burn::module::Module;
+use burn::tensor::Device;
 use kiln_data::printable;
-use kiln_models::{Gpt, GptReader, Sampling};
+use kiln_models::{Gpt, Sampling};
 use rand::RngExt;
 
 use crate::cli::{Sample, program};
 use crate::device;
 use crate::interrupt::Interrupt;
-use crate::pipelines::load_to_evaluate;
-use crate::pipelines::next_token::next_token;
+use crate::pipelines::next_token::{next_token, reader};
+use crate::pipelines::{GptSettings, load_to_evaluate};
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
 use crate::words::counted;
 
 use generate::{End, Generated, Generator};
 use output::Output;
+use stored::stored;
 
 pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let sampling = sampling(arguments)?;
@@ -41,14 +44,15 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let ids = tokenizer.encode(&prompt)?;
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
-    let (compression, path) = (settings.compression.as_ref(), weights(&arguments.trained)?);
-    let model: Gpt = load_to_evaluate(settings.model.init(&device)?, compression, &settings.run.policy(), &path)?;
-    // Adapters, masks and casts are applied once instead of for each token.
-    let model = if simulates_inputs(compression, &path) { model } else { model.materialize() };
+    let (streamed, model) = match stored(&settings, &arguments.trained, &device)? {
+        Some((streamed, model)) => (Some(streamed), model),
+        None => (None, in_memory(&settings, arguments, &device)?),
+    };
     let interrupt = Interrupt::listen()?;
 
     let seed = arguments.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
-    let reader = if arguments.no_cache { GptReader::uncached(&model) } else { GptReader::new(&model) };
+    let reader = reader(&model, streamed.as_ref());
+    let reader = if arguments.no_cache { reader.without_cache() } else { reader };
     let generator = Generator::new(reader, &ids, sampling, tokenizer.token_bytes(), seed)?;
     let output = Output::new(arguments.json, &prompt);
     let (mut tokens, mut seconds) = (0, generator.prompt_seconds());
@@ -69,6 +73,14 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
         tracing::info!("{} in {seconds:.1} s, {speed:.0} tokens/s; --seed {seed}", counted(tokens, "token"));
     }
     Ok(if end == End::Interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// The model with its weights.
+fn in_memory(settings: &GptSettings, arguments: &Sample, device: &Device) -> Result<Gpt> {
+    let (compression, path) = (settings.compression.as_ref(), weights(&arguments.trained)?);
+    let model: Gpt = load_to_evaluate(settings.model.init(device)?, compression, &settings.run.policy(), &path)?;
+    // Adapters, masks and casts are applied once instead of for each token.
+    Ok(if simulates_inputs(compression, &path) { model } else { model.materialize() })
 }
 
 /// The settings by which tokens are chosen. Invalid numbers are refused.

@@ -11,7 +11,6 @@ use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{LoaderStats, printable};
-use kiln_memory::release_code;
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_training::{Checkpoints, Finish, Trainer};
@@ -26,7 +25,6 @@ use super::results::{memory_page, predicted_peak, report, results, samples};
 use super::resume::{check_length, ended, note_changes};
 use super::schedule::schedule;
 use super::to_store::ToStore;
-use crate::HEAP;
 use crate::advice::advised;
 use crate::atomic::replace;
 use crate::cli::CallArgs;
@@ -34,8 +32,8 @@ use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
 use crate::output::print_json;
-use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, MemorySetting, Pipeline, Run, Setup};
-use crate::process::most_resident;
+use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, MemorySetting, Pipeline, Run, Setup, Subject};
+use crate::process::{give_back, most_resident};
 use crate::progress::{Progress, Watched, WatchedData};
 use crate::run_directory::RunDirectory;
 use crate::runs::{About, Outcome, RunRecord};
@@ -215,12 +213,11 @@ impl<P: Pipeline> Session<P> {
 
     fn fit(&mut self, progress: &Progress) -> Result<Finish, kiln_training::Error> {
         let Self { trainer, setup, .. } = self;
-        // The code that plans the run does not train it, and that which trains it does not write its report.
-        HEAP.inner().release();
-        release_code();
+        // What planned the run does not train it, and what trained it does not write its report.
+        give_back();
         let finish =
             trainer.fit(&WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, progress) });
-        release_code();
+        give_back();
         finish
     }
 
@@ -314,12 +311,9 @@ impl<P: Pipeline> Session<P> {
     /// The contents of the report beside the metrics. Their files are written.
     fn findings(&self, finish: Finish, finder: Option<&Finder<P::Model>>, device: &Device) -> Result<Findings> {
         let mut findings = match finder {
-            Some(_) if self.trainer.streamed().is_some() => {
-                tracing::info!("the report shows no output of the model: its blocks are in a store");
-                Findings::default()
-            }
             Some(find) if finish != Finish::Stopped => {
-                find(self.trainer.model(), device, self.setup.settings.run.at_once())?
+                let (model, streamed) = (self.trainer.model(), self.trainer.streamed());
+                find(&Subject { model, streamed, device, at_once: self.setup.settings.run.at_once() })?
             }
             _ => Findings::default(),
         };

@@ -200,7 +200,8 @@ fn a_container_of_the_budget_holds_a_run() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let data = text(at, 60_000).display().to_string();
-    let train = |budget: &str| format!("train gpt --data {data} --batch-size 128 --max-steps 3 --save-every 2 {budget}");
+    let train =
+        |budget: &str| format!("train gpt --data {data} --batch-size 128 --max-steps 3 --save-every 2 {budget}");
     let budget = 80 * MIB;
     let Some(container) = Container::of(budget + SLACK) else {
         return eprintln!("no control group can be made here: not tried");
@@ -213,7 +214,9 @@ fn a_container_of_the_budget_holds_a_run() {
     // The same run without a budget takes more than there is.
     let killed = inside(&train("--out whole"));
     assert_eq!(killed.status.code(), None, "{}", stderr(&killed));
-    for arguments in [train(&format!("--memory {budget}B --out within")), "train gpt --resume within --max-steps 5".into()] {
+    for arguments in
+        [train(&format!("--memory {budget}B --out within")), "train gpt --resume within --max-steps 5".into()]
+    {
         let lives = inside(&arguments);
         assert!(lives.status.success(), "{arguments}: {}", stderr(&lives));
     }

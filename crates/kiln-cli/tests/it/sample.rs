@@ -99,6 +99,25 @@ fn adapters_16_bits_and_integers_are_sampled_from() {
 }
 
 #[test]
+fn a_run_with_a_store_is_sampled_from_block_by_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for precision in ["f32", "bf16"] {
+        let run = format!("run-{precision}");
+        trained(at, &run, &["--checkpointing", "stream", "--precision", precision]);
+        let report = fs::read_to_string(at.join(&run).join("report.html")).unwrap();
+        assert!(report.contains("tokens of the model"), "the report has a text of the model");
+        let options = ["sample", &run, "--prompt", "Call", "--tokens", "30", "--seed", "7"];
+        let streamed = done(at, &options);
+        assert!(stderr(&streamed).contains("/store for each token"), "{}", stderr(&streamed));
+        fs::remove_dir_all(at.join(&run).join("store")).unwrap();
+        let whole = done(at, &options);
+        assert!(!stderr(&whole).contains("for each token"), "{}", stderr(&whole));
+        assert_eq!(String::from_utf8_lossy(&streamed.stdout), String::from_utf8_lossy(&whole.stdout), "{precision}");
+    }
+}
+
+#[test]
 fn a_consumer_that_has_enough_ends_the_text() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

@@ -3,11 +3,13 @@
 mod block;
 mod config;
 mod model;
+mod parts;
 mod reader;
 mod sampling;
 
 pub use block::{GptBlock, GptCache, GptHalf};
 pub use config::GptConfig;
 pub use model::Gpt;
+pub use parts::GptParts;
 pub use reader::GptReader;
 pub use sampling::Sampling;

@@ -12,6 +12,7 @@ use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
 
 use super::block::{GptBlock, GptCache, GptHalf, KeysValues, Position};
 use super::config::GptConfig;
+use super::parts::GptParts;
 use crate::Error;
 use crate::layers::{layer_norm, output, usable};
 
@@ -174,7 +175,7 @@ impl Gpt {
         (hidden, weight_cv)
     }
 
-    fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
+    pub(super) fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
         match usable(self.lean, &x_btc) {
             true => output(kiln_layers::layer_norm(&self.ln_f, x_btc)),
             false => layer_norm(&self.ln_f, x_btc),
@@ -204,6 +205,16 @@ impl Gpt {
     /// [`Error::InvalidInput`] for no tokens, for more tokens than the context has room for, and for another number of texts than in the
     /// cache.
     pub fn extend(&self, ids_bt: Tensor<2, Int>, cache: &mut GptCache) -> Result<Tensor<3>, Error> {
+        self.extend_in(&GptParts::in_memory(), ids_bt, cache)
+    }
+
+    /// Works as [`extend`](Self::extend), with parameters that come in when they are used.
+    pub(super) fn extend_in(
+        &self,
+        parts: &GptParts<'_>,
+        ids_bt: Tensor<2, Int>,
+        cache: &mut GptCache,
+    ) -> Result<Tensor<3>, Error> {
         let ([b, t], past, context) = (ids_bt.dims(), cache.tokens(), self.context());
         let invalid = |size, value, expected| Err(Error::InvalidInput { size, value, expected });
         if t == 0 || past + t > context {
@@ -215,8 +226,10 @@ impl Gpt {
         }
         let at = Position { past, context };
         cache.blocks.resize_with(self.h.len(), KeysValues::default);
-        let x_btc = self.embed_after(past, None, ids_bt);
-        let x_btc = self.h.iter().zip(&mut cache.blocks).fold(x_btc, |x, (block, own)| block.extend(x, own, at));
+        let mut x_btc = self.embed_after(past, parts.words.clone(), ids_bt);
+        for (block, own) in self.h.iter().zip(&mut cache.blocks) {
+            x_btc = parts.block(block)?.extend(x_btc, own, at);
+        }
         cache.advance(b, t);
         Ok(x_btc)
     }
@@ -227,5 +240,11 @@ impl Gpt {
     /// When T is longer than [`context`](Self::context).
     pub fn features(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         self.h.iter().fold(self.embed(ids_bt), |x, block| block.forward(x))
+    }
+
+    /// Works as [`features`](Self::features), with parameters that come in when they are used.
+    pub(super) fn features_in(&self, parts: &GptParts<'_>, ids_bt: Tensor<2, Int>) -> Result<Tensor<3>, Error> {
+        let x_btc = self.embed_by_rows(parts.words.clone(), ids_bt);
+        self.h.iter().try_fold(x_btc, |x, block| Ok(parts.block(block)?.forward(x)))
     }
 }

@@ -4,6 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::block::GptCache;
 use super::model::Gpt;
+use super::parts::GptParts;
 use crate::Error;
 
 /// Reads a text of any length, and gives the logits of the token that comes next.
@@ -32,6 +33,7 @@ use crate::Error;
 #[derive(Clone, Debug)]
 pub struct GptReader<'a> {
     model: &'a Gpt,
+    parts: GptParts<'a>,
     device: Device,
     /// The newest tokens, at most the context.
     window: Vec<u32>,
@@ -41,12 +43,24 @@ pub struct GptReader<'a> {
 impl<'a> GptReader<'a> {
     /// A reader that keeps keys and values.
     pub fn new(model: &'a Gpt) -> Self {
-        Self { model, device: model.device(), window: vec![], cache: Some(GptCache::new()) }
+        Self::in_parts(model, GptParts::in_memory())
+    }
+
+    /// A reader that keeps keys and values, of a model whose parameters come into memory when they are used, all of them once for each call
+    /// of [`read`](Self::read).
+    pub fn in_parts(model: &'a Gpt, parts: GptParts<'a>) -> Self {
+        Self { model, parts, device: model.device(), window: vec![], cache: Some(GptCache::new()) }
     }
 
     /// A reader without a cache: it computes all tokens in sight again for each token.
     pub fn uncached(model: &'a Gpt) -> Self {
-        Self { cache: None, ..Self::new(model) }
+        Self::new(model).without_cache()
+    }
+
+    /// The reader, computing all tokens in sight again for each token.
+    #[must_use]
+    pub fn without_cache(self) -> Self {
+        Self { cache: None, ..self }
     }
 
     /// The tokens that the model sees: the newest ones that were read.
@@ -58,7 +72,8 @@ impl<'a> GptReader<'a> {
     /// the context holds, only the newest ones count.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for no tokens and for an id that is not below `vocab`.
+    /// [`Error::InvalidInput`] for no tokens and for an id that is not below `vocab`. [`Error::Unread`] for parameters that cannot be read; the
+    /// reader is of no use then.
     pub fn read(&mut self, ids: &[u32]) -> Result<Tensor<1>, Error> {
         let vocab = self.model.vocab();
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
@@ -72,22 +87,22 @@ impl<'a> GptReader<'a> {
         let step = next_step(self.window.len(), ids.len(), self.model.context(), self.cache.is_some());
         self.window.extend(ids);
         let x_btc = match (step, &mut self.cache) {
-            (Step::Extend, Some(cache)) => self.model.extend(tensor(ids, &self.device), cache)?,
-            (Step::Extend, None) => self.model.features(tensor(&self.window, &self.device)),
+            (Step::Extend, Some(cache)) => self.model.extend_in(&self.parts, tensor(ids, &self.device), cache)?,
+            (Step::Extend, None) => self.model.features_in(&self.parts, tensor(&self.window, &self.device))?,
             (Step::Again { keep }, cache) => {
                 self.window.drain(..self.window.len() - keep);
                 let ids_bt = tensor(&self.window, &self.device);
                 match cache {
                     Some(cache) => {
                         *cache = GptCache::new();
-                        self.model.extend(ids_bt, cache)?
+                        self.model.extend_in(&self.parts, ids_bt, cache)?
                     }
-                    None => self.model.features(ids_bt),
+                    None => self.model.features_in(&self.parts, ids_bt)?,
                 }
             }
         };
         let [_, t, _] = x_btc.dims();
-        Ok(self.model.head(x_btc.narrow(1, t - 1, 1)).flatten(0, 2))
+        Ok(self.parts.head(self.model, x_btc.narrow(1, t - 1, 1)).flatten(0, 2))
     }
 }
 

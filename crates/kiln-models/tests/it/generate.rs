@@ -1,7 +1,11 @@
 //! A decoder computes the same with and without cached keys and values, and tokens are drawn from their probabilities.
 
+use std::cell::Cell;
+use std::sync::Arc;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_models::{Gpt, GptCache, GptConfig, GptReader, Sampling};
+use kiln_layers::RowParts;
+use kiln_models::{Error, Gpt, GptCache, GptConfig, GptParts, GptReader, Sampling};
 use proptest::prelude::*;
 
 const CONTEXT: usize = 12;
@@ -96,11 +100,66 @@ fn a_text_longer_than_the_context_is_read_through_its_newest_tokens() {
     }
 }
 
+/// The words of a model, seven rows at a time.
+#[derive(Debug)]
+struct Words(TensorData);
+
+impl RowParts for Words {
+    fn shape(&self) -> [usize; 2] {
+        self.0.shape().dims()
+    }
+
+    fn rows_of_part(&self) -> usize {
+        7
+    }
+
+    fn read(&self, part: usize) -> TensorData {
+        let (rows, [_, width]) = (self.rows(part), self.shape());
+        let values = &self.0.as_slice::<f32>().unwrap()[rows.start * width..rows.end * width];
+        TensorData::new(values.to_vec(), [rows.len(), width])
+    }
+
+    fn begin_use(&self) {}
+
+    fn add_gradient(&self, _: usize, _: TensorData) {
+        unreachable!("nothing is trained");
+    }
+}
+
+#[test]
+fn a_model_in_parts_has_the_logits_of_one_in_memory() {
+    let model = model(true);
+    let words: Arc<dyn RowParts> = Arc::new(Words(model.words().unwrap().val().into_data()));
+    let text: Vec<u32> = (0..20).map(|i| i * 11 % VOCAB as u32).collect();
+    for words in [None, Some(words)] {
+        let brought = Cell::new(0);
+        let parts = GptParts::new(words, |block| {
+            brought.set(brought.get() + 1);
+            Ok(block)
+        });
+        for cached in [true, false] {
+            let readers = [GptReader::new(&model), GptReader::in_parts(&model, parts.clone())];
+            let mut readers = readers.map(|reader| if cached { reader } else { reader.without_cache() });
+            for (read, id) in text.iter().enumerate() {
+                brought.set(0);
+                let [whole, parts] = readers.each_mut().map(|reader| host(reader.read(&[*id]).unwrap()));
+                assert!(whole == parts, "{read} with a cache: {cached}");
+                assert_eq!(brought.get(), 2);
+            }
+        }
+    }
+    let unread = GptParts::new(None, |_| Err("the disk is gone".into()));
+    match GptReader::in_parts(&model, unread).read(&[1]) {
+        Err(Error::Unread { reason }) => assert_eq!(reason, "the disk is gone"),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn tokens_that_cannot_be_read_are_refused_and_change_nothing() {
     let model = model(true);
     let mut cache = GptCache::new();
-    let error = |result: Result<Tensor<3>, kiln_models::Error>| result.unwrap_err().to_string();
+    let error = |result: Result<Tensor<3>, Error>| result.unwrap_err().to_string();
     model.extend(ids(&[1; 10]), &mut cache).unwrap();
     let text = error(model.extend(ids(&[1; 3]), &mut cache));
     assert!(text.contains("is 3, expected 1 to 2 after 10 of 12"), "{text}");

@@ -26,8 +26,9 @@ const SIDE: u32 = 112;
 /// Predicts the classes of some images of `set`, which are equal for all models. Images are resized to `size` pixels per side as in an
 /// evaluation.
 pub(super) fn finder(set: ImageSet, size: usize) -> Finder<Classifier> {
-    Box::new(move |model, device, most| {
-        let predictions = predictions(&set, size, model, device, most)?;
+    Box::new(move |subject| {
+        let Some(model) = subject.whole() else { return Ok(Findings::default()) };
+        let predictions = predictions(&set, size, model, subject.device, subject.at_once)?;
         Ok(Findings { predictions, ..Findings::default() })
     })
 }

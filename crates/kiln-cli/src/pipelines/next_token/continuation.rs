@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
+use kiln_checkpointing::Streamed;
 use kiln_data::{TextTokens, Tokenizer, TokenizerKind, sample_rng};
-use kiln_models::{Gpt, GptReader, Sampling};
+use kiln_models::{Gpt, GptParts, GptReader, Sampling};
 use kiln_report::Text;
 use rand::RngExt;
 
@@ -25,17 +26,18 @@ const TOP: usize = 40;
 /// Lets a model continue the first window of `text`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
 /// and its run is complete without this text. The tokenizer is opened then: it would take memory during the run.
 pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> Finder<Gpt> {
-    Box::new(move |model, _, _| {
+    Box::new(move |subject| {
         let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
         let prompt = &prompt[..prompt.len().min(PROMPT)];
         let opened = Tokenizer::open(&tokenizer).context("cannot open the tokenizer");
-        let (tokenizer, written) = match opened.and_then(|opened| Ok((opened, write(model, prompt, seed)?))) {
-            Ok(written) => written,
-            Err(error) => {
-                tracing::warn!("the report has no text of the model: {error:#}");
-                return Ok(Findings::default());
-            }
-        };
+        let (tokenizer, written) =
+            match opened.and_then(|opened| Ok((opened, write(subject.model, subject.streamed, prompt, seed)?))) {
+                Ok(written) => written,
+                Err(error) => {
+                    tracing::warn!("the report has no text of the model: {error:#}");
+                    return Ok(Findings::default());
+                }
+            };
         let count = written.len();
         let text = Text {
             prompt: decoded(&tokenizer, prompt),
@@ -50,11 +52,18 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
     })
 }
 
+/// A reader of a model, some of whose parameters may be in a store: it brings in one block after the other for each token.
+pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptReader<'a> {
+    let Some(streamed) = streamed else { return GptReader::new(model) };
+    let words = model.words().and_then(|words| streamed.rows(words.id));
+    GptReader::in_parts(model, GptParts::new(words, |block| streamed.filled(block).map_err(|e| e.to_string())))
+}
+
 /// Tokens after `prompt`.
-fn write(model: &Gpt, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
+fn write(model: &Gpt, streamed: Option<&Streamed>, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
     let model = model.valid();
     let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
-    let (mut reader, begun) = (GptReader::new(&model), Instant::now());
+    let (mut reader, begun) = (reader(&model, streamed), Instant::now());
     let mut logits = reader.read(prompt)?;
     let mut written = vec![];
     while written.len() < TOKENS && begun.elapsed() < TIME {
@@ -87,8 +96,8 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = GptConfig::tiny(256, 16).with_layers(1).init(&device).unwrap();
         let prompt: Vec<u32> = b"Call me".map(u32::from).to_vec();
-        let text = write(&model, &prompt, 3).unwrap();
-        assert!(text.len() > 16 && text == write(&model, &prompt, 3).unwrap());
+        let text = write(&model, None, &prompt, 3).unwrap();
+        assert!(text.len() > 16 && text == write(&model, None, &prompt, 3).unwrap());
         assert_eq!(decoded(&Tokenizer::Bytes, &[72, 105]), "Hi");
     }
 
@@ -101,6 +110,6 @@ mod tests {
             }
         }
         let model = GptConfig::tiny(256, 16).with_layers(1).init(&Device::flex()).unwrap();
-        assert!(write(&model.map(&mut Broken), &[1, 2, 3], 1).is_err());
+        assert!(write(&model.map(&mut Broken), None, &[1, 2, 3], 1).is_err());
     }
 }

@@ -7,6 +7,7 @@ mod task;
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TrainTest};
+use kiln_models::GptConfig;
 use kiln_training::InitialValues;
 
 use crate::host::cache_directory;
@@ -15,6 +16,7 @@ use crate::pipelines::settings::RunSettings;
 use crate::pipelines::teacher::TeacherModel;
 use crate::{device, fixtures};
 
+pub(crate) use continuation::reader;
 pub use settings::{GptSettings, Text, TextSettings, fixture_recipe, recipe};
 pub use task::{NextToken, next_token};
 
@@ -80,7 +82,12 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
     })?;
     let findings = continuation::finder(data.test.clone(), settings.data.text.tokenizer.clone(), settings.run.seed);
     let setup = Setup::new("gpt", loaders(data, &settings.run)?, settings);
-    let words = model.clone();
-    let rows = InitialValues::default().with_rows("wte.weight", move |rows, device| words.initial_words(rows, device));
-    Ok((Run::new(task.taught(teacher), move |device| model.init(device), rows, findings, setup), device))
+    let words = initial_words(&model);
+    Ok((Run::new(task.taught(teacher), move |device| model.init(device), words, findings, setup), device))
+}
+
+/// The initial words of a model, some rows at a time.
+pub(crate) fn initial_words(model: &GptConfig) -> InitialValues {
+    let model = model.clone();
+    InitialValues::default().with_rows("wte.weight", move |rows, device| model.initial_words(rows, device))
 }

@@ -66,15 +66,17 @@ pub fn check_images(settings: &SegmentSettings, set: &TileSet) -> Result<()> {
 /// IoU of each class on `test`, and pictures.
 fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> Finder<kiln_models::Unet> {
     let settings = settings.clone();
-    Box::new(move |model, device, tiles| {
+    Box::new(move |subject| {
+        let Some(model) = subject.whole() else { return Ok(Findings::default()) };
         let task = segment(&settings, Some(test.clone()))?;
         let loader = test_loader(&test, &settings)?;
         let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
         let mut pictures = Pictures::new(&test);
-        let Scores { confusion, .. } = task.score(model, &test, batches, &Passes::on(device), tiles, |row| {
-            pictures.add(&row);
-            Ok(())
-        })?;
+        let Scores { confusion, .. } =
+            task.score(model, &test, batches, &Passes::on(subject.device), subject.at_once, |row| {
+                pictures.add(&row);
+                Ok(())
+            })?;
         let figure = |(class, score): (&String, Option<f64>)| Some((format!("iou_{class}"), score?));
         Ok(Findings {
             figures: classes.iter().zip(confusion.iou()).filter_map(figure).collect(),
