@@ -10,7 +10,8 @@
 //! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
 //!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
 //! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool. [`ReusingAllocator`]: a heap that holds
-//!   no more than was in use at most. [`GrowthAlarm`]: steps that each leave a little more memory in use than the one before.
+//!   no more than was in use at most. [`release_code`]: the program's code leaves memory until it runs. [`GrowthAlarm`]: steps that each
+//!   leave a little more memory in use than the one before.
 //! - [`MemoryReport`]: prediction and measurement as JSON, of which kiln-report makes a page to explore, a text and a picture.
 //!
 //! ```

@@ -205,17 +205,18 @@ impl Gpt {
     /// [`Error::InvalidInput`] for no tokens, for more tokens than the context has room for, and for another number of texts than in the
     /// cache.
     pub fn extend(&self, ids_bt: Tensor<2, Int>, cache: &mut GptCache) -> Result<Tensor<3>, Error> {
-        self.extend_in(&GptParts::in_memory(), ids_bt, cache)
+        self.extend_in(&GptParts::in_memory(), self.context(), ids_bt, cache)
     }
 
-    /// Works as [`extend`](Self::extend), with parameters that come in when they are used.
+    /// Works as [`extend`](Self::extend), with parameters that come in when they are used, and with room for `context` tokens.
     pub(super) fn extend_in(
         &self,
         parts: &GptParts<'_>,
+        context: usize,
         ids_bt: Tensor<2, Int>,
         cache: &mut GptCache,
     ) -> Result<Tensor<3>, Error> {
-        let ([b, t], past, context) = (ids_bt.dims(), cache.tokens(), self.context());
+        let ([b, t], past) = (ids_bt.dims(), cache.tokens());
         let invalid = |size, value, expected| Err(Error::InvalidInput { size, value, expected });
         if t == 0 || past + t > context {
             let expected = format!("1 to {} after {past} of {context}", context.saturating_sub(past));

@@ -35,6 +35,8 @@ pub struct GptReader<'a> {
     model: &'a Gpt,
     parts: GptParts<'a>,
     device: Device,
+    /// The most tokens in sight.
+    context: usize,
     /// The newest tokens, at most the context.
     window: Vec<u32>,
     cache: Option<GptCache>,
@@ -49,7 +51,8 @@ impl<'a> GptReader<'a> {
     /// A reader that keeps keys and values, of a model whose parameters come into memory when they are used, all of them once for each call
     /// of [`read`](Self::read).
     pub fn in_parts(model: &'a Gpt, parts: GptParts<'a>) -> Self {
-        Self { model, parts, device: model.device(), window: vec![], cache: Some(GptCache::new()) }
+        let (device, context) = (model.device(), model.context());
+        Self { model, parts, device, context, window: vec![], cache: Some(GptCache::new()) }
     }
 
     /// A reader without a cache: it computes all tokens in sight again for each token.
@@ -61,6 +64,13 @@ impl<'a> GptReader<'a> {
     #[must_use]
     pub fn without_cache(self) -> Self {
         Self { cache: None, ..self }
+    }
+
+    /// The reader of a text whose model sees at most `tokens` tokens, before it has read any. A text that is not longer is read as with the whole
+    /// context, and keys and values take memory for so many tokens.
+    #[must_use]
+    pub fn with_context(self, tokens: usize) -> Self {
+        Self { context: tokens.clamp(1, self.model.context()), ..self }
     }
 
     /// The tokens that the model sees: the newest ones that were read.
@@ -84,10 +94,12 @@ impl<'a> GptReader<'a> {
             let expected = "at least 1".into();
             return Err(Error::InvalidInput { size: "number of tokens", value: 0, expected });
         }
-        let step = next_step(self.window.len(), ids.len(), self.model.context(), self.cache.is_some());
+        let step = next_step(self.window.len(), ids.len(), self.context, self.cache.is_some());
         self.window.extend(ids);
         let x_btc = match (step, &mut self.cache) {
-            (Step::Extend, Some(cache)) => self.model.extend_in(&self.parts, tensor(ids, &self.device), cache)?,
+            (Step::Extend, Some(cache)) => {
+                self.model.extend_in(&self.parts, self.context, tensor(ids, &self.device), cache)?
+            }
             (Step::Extend, None) => self.model.features_in(&self.parts, tensor(&self.window, &self.device))?,
             (Step::Again { keep }, cache) => {
                 self.window.drain(..self.window.len() - keep);
@@ -95,7 +107,7 @@ impl<'a> GptReader<'a> {
                 match cache {
                     Some(cache) => {
                         *cache = GptCache::new();
-                        self.model.extend_in(&self.parts, ids_bt, cache)?
+                        self.model.extend_in(&self.parts, self.context, ids_bt, cache)?
                     }
                     None => self.model.features_in(&self.parts, ids_bt)?,
                 }

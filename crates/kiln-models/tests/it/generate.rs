@@ -127,6 +127,24 @@ impl RowParts for Words {
 }
 
 #[test]
+fn a_reader_with_less_context_reads_as_a_model_with_it() {
+    let model = model(true);
+    let text: Vec<u32> = (0..9).map(|i| i * 11 % VOCAB as u32).collect();
+    for cached in [true, false] {
+        let readers = [GptReader::new(&model), GptReader::new(&model).with_context(5)];
+        let [mut whole, mut less] = readers.map(|reader| if cached { reader } else { reader.without_cache() });
+        for (read, id) in text.iter().enumerate() {
+            let [expected, got] = [&mut whole, &mut less].map(|reader| host(reader.read(&[*id]).unwrap()));
+            assert!(less.window().len() <= 5 && less.window() == &text[read + 1 - less.window().len()..=read]);
+            match read {
+                0..5 => assert_close(&got, &expected),
+                _ => assert_close(&got, &self::whole(&model, less.window())),
+            }
+        }
+    }
+}
+
+#[test]
 fn a_model_in_parts_has_the_logits_of_one_in_memory() {
     let model = model(true);
     let words: Arc<dyn RowParts> = Arc::new(Words(model.words().unwrap().val().into_data()));

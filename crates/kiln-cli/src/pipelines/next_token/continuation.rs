@@ -63,7 +63,7 @@ pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptR
 fn write(model: &Gpt, streamed: Option<&Streamed>, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
     let model = model.valid();
     let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
-    let (mut reader, begun) = (reader(&model, streamed), Instant::now());
+    let (mut reader, begun) = (reader(&model, streamed).with_context(prompt.len() + TOKENS), Instant::now());
     let mut logits = reader.read(prompt)?;
     let mut written = vec![];
     while written.len() < TOKENS && begun.elapsed() < TIME {
