@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kiln_memory::release_code;
+use kiln_memory::{code_bytes, release_code};
 
 use crate::HEAP;
 
@@ -30,27 +30,28 @@ pub fn living_threads_seconds() -> Option<f64> {
     (nanoseconds > 0.0).then_some(nanoseconds / 1e9)
 }
 
-/// Room for what the process takes later, beside a step: pages of code that were not run yet, and threads.
+/// Room for what the process takes later, beside a step: threads, libraries, and small blocks.
 const LATER: u64 = 4 << 20;
 /// The bytes beside a step are a multiple of this, so that equal commands have equal plans: the system's own counts vary.
 const STEP: u64 = 4 << 20;
 
-/// The bytes that this process takes in memory beside a step: those that are resident now, while there is no model, and room for what comes
-/// later.
+/// The bytes that this process takes in memory beside a step: the memory that it has written, while there is no model; three quarters of its
+/// code, which is what a step brings in at most; and room for what comes later. How much of its code is in memory is the system's choice
+/// from moment to moment.
 pub fn beside_a_step() -> Option<u64> {
     HEAP.inner().release();
-    Some((status("VmRSS")? + LATER).next_multiple_of(STEP))
+    Some((status("RssAnon")? + code_bytes()? / 4 * 3 + LATER).next_multiple_of(STEP))
+}
+
+/// The most bytes that were resident since the start.
+pub fn most_resident() -> Option<u64> {
+    status("VmHWM")
 }
 
 /// Gives back what the next phase of the process does not need: the memory of freed blocks, and code.
 pub fn give_back() {
     HEAP.inner().release();
     release_code();
-}
-
-/// The most bytes that were resident since the start.
-pub fn most_resident() -> Option<u64> {
-    status("VmHWM")
 }
 
 /// The highest resident memory of the process since a starting point.

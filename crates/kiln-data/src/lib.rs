@@ -6,7 +6,7 @@
 //!   quarter faster; its build needs cmake and nasm (`apt-get install cmake nasm`).
 //! - **Large images**: a [`TileSet`] cuts them into tiles, with masks of class ids for segmentation, and a [`Stitch`] merges
 //!   the predictions for the tiles.
-//! - **Text**: [`TextTokens`] are windows over tokens in memory or in a mapped [`TokenFile`], [`Documents`] are texts of
+//! - **Text**: [`TextTokens`] are windows over tokens in memory or in a [`TokenFile`], [`Documents`] are texts of
 //!   different lengths. A [`Tokenizer`] makes the tokens of both.
 //! - **Order**: a [`Sampler`] chooses the samples of a batch, for any number of replicas: a pure function of (seed,
 //!   epoch, batch), so that a run resumes at any batch. [`LoaderState`] is the position of a loop of your own, in one line

@@ -1,13 +1,12 @@
-//! Token ids in files that may be larger than memory: the header, the writer, the reader through a memory map.
+//! Token ids in files that may be larger than memory: the header, the writer, the reader.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
-use std::ops::{Deref, Range};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -42,14 +41,12 @@ impl Tokens {
     }
 }
 
-/// Token ids in a file, read through a memory map: a text may be larger than memory, and opening it takes no time.
-///
-/// **No process may shorten the file or change it in place while it is open**: reading a page that is gone ends the process
-/// with SIGBUS, which cannot become an error. Replacing the file by renaming, as [`TokenFileWriter`](crate::TokenFileWriter)
-/// does, and deleting it are safe. Clones share the map.
+/// Token ids in a file that is read where they are needed: a text may be larger than memory, opening it takes no time, and the process has
+/// none of it in memory. Replacing the file by renaming, as [`TokenFileWriter`](crate::TokenFileWriter) does, and deleting it are safe while
+/// it is open. Clones share the file.
 #[derive(Clone)]
 pub struct TokenFile {
-    bytes: Arc<Bytes>,
+    source: Arc<Source>,
     path: Arc<Path>,
     start: usize,
     width: usize,
@@ -58,19 +55,57 @@ pub struct TokenFile {
     checksum: Option<u64>,
 }
 
-enum Bytes {
-    Map(Mmap),
+enum Source {
+    File(File, u64),
     Memory(Vec<u8>),
 }
 
-impl Deref for Bytes {
-    type Target = [u8];
+impl Source {
+    fn open(path: &Path) -> Result<Self, Error> {
+        let open = || {
+            let file = File::open(path)?;
+            let bytes = file.metadata()?.len();
+            Ok(Self::File(file, bytes))
+        };
+        open().map_err(|e| Error::read(path, e))
+    }
 
-    fn deref(&self) -> &[u8] {
+    /// Number of bytes.
+    fn len(&self) -> usize {
         match self {
-            Bytes::Map(map) => map,
-            Bytes::Memory(bytes) => bytes,
+            Self::File(_, bytes) => usize::try_from(*bytes).unwrap_or(usize::MAX),
+            Self::Memory(bytes) => bytes.len(),
         }
+    }
+
+    /// Up to `most` bytes from a position on.
+    fn read(&self, at: usize, most: usize) -> io::Result<Vec<u8>> {
+        let range = at..self.len().min(at + most);
+        match self {
+            Self::File(file, _) => {
+                let mut bytes = vec![0; range.len()];
+                read_exact_at(file, &mut bytes, at as u64)?;
+                Ok(bytes)
+            }
+            Self::Memory(bytes) => Ok(bytes[range].to_vec()),
+        }
+    }
+}
+
+/// Reads from a position, which other threads that read the file do not move.
+fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, at);
+    #[cfg(windows)]
+    {
+        let mut read = 0;
+        while read < bytes.len() {
+            match std::os::windows::fs::FileExt::seek_read(file, &mut bytes[read..], at + read as u64)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                more => read += more,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -82,7 +117,7 @@ impl TokenFile {
     /// length that differs from the header's.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::parse(Bytes::Map(map(path)?), path)
+        Self::parse(Source::open(path)?, path)
     }
 
     /// Opens a file of 16-bit little-endian ids and nothing else, as nanoGPT's `prepare.py` scripts write, for a
@@ -95,11 +130,11 @@ impl TokenFile {
         if vocab > 1 << 16 {
             return Err(Error::setting("vocabulary", vocab.to_string(), "at most 65536, in 16 bits"));
         }
-        let bytes = map(path)?;
-        if !bytes.len().is_multiple_of(2) {
-            return Err(Error::format(path, format!("{} bytes, expected 2 for every id", bytes.len())));
+        let source = Source::open(path)?;
+        if !source.len().is_multiple_of(2) {
+            return Err(Error::format(path, format!("{} bytes, expected 2 for every id", source.len())));
         }
-        Ok(Self { bytes: Bytes::Map(bytes).into(), path: path.into(), start: 0, width: 2, vocab, checksum: None })
+        Ok(Self { source: source.into(), path: path.into(), start: 0, width: 2, vocab, checksum: None })
     }
 
     /// Reads a token file whose bytes, as a [`TokenFileWriter`](crate::TokenFileWriter) wrote them, are in memory.
@@ -107,19 +142,20 @@ impl TokenFile {
     /// # Errors
     /// [`Error::Format`] as [`open`](Self::open).
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, Error> {
-        Self::parse(Bytes::Memory(bytes), Path::new("(memory)"))
+        Self::parse(Source::Memory(bytes), Path::new("(memory)"))
     }
 
-    fn parse(bytes: Bytes, path: &Path) -> Result<Self, Error> {
-        let header = Header::parse(&bytes).map_err(|reason| Error::format(path, reason))?;
+    fn parse(source: Source, path: &Path) -> Result<Self, Error> {
+        let header = source.read(0, HEADER).map_err(|e| Error::read(path, e))?;
+        let header = Header::parse(&header, source.len()).map_err(|reason| Error::format(path, reason))?;
         let vocab = usize::try_from(header.vocab).unwrap_or(usize::MAX);
         let (width, checksum) = (header.width as usize, Some(header.checksum));
-        Ok(Self { bytes: bytes.into(), path: path.into(), start: HEADER, width, vocab, checksum })
+        Ok(Self { source: source.into(), path: path.into(), start: HEADER, width, vocab, checksum })
     }
 
     /// Number of ids.
     pub fn len(&self) -> usize {
-        (self.bytes.len() - self.start) / self.width
+        (self.source.len() - self.start) / self.width
     }
 
     /// Whether there is no id.
@@ -135,14 +171,14 @@ impl TokenFile {
     /// Adds the ids at the positions of `range` to `ids`.
     ///
     /// # Errors
-    /// [`Error::Format`] for an id that the vocabulary does not have; [`Error::InvalidSetting`] for a range that ends after
+    /// [`Error::Read`]; [`Error::Format`] for an id that the vocabulary does not have; [`Error::InvalidSetting`] for a range that ends after
     /// [`len`](Self::len). `ids` does not change then.
     pub fn read(&self, range: Range<usize>, ids: &mut Vec<u32>) -> Result<(), Error> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::setting("range", format!("{range:?} of {} ids", self.len()), "one within the file"));
         }
         let before = ids.len();
-        let bytes = &self.bytes[self.start + range.start * self.width..self.start + range.end * self.width];
+        let bytes = self.bytes(range.clone())?;
         match self.width {
             2 => ids.extend(bytes.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
             _ => ids.extend(bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]]))),
@@ -155,19 +191,31 @@ impl TokenFile {
         Ok(())
     }
 
+    /// The bytes of the ids at the positions of `range`.
+    fn bytes(&self, range: Range<usize>) -> Result<Vec<u8>, Error> {
+        let bytes = self.source.read(self.start + range.start * self.width, range.len() * self.width);
+        bytes.map_err(|e| Error::read(&self.path, e))
+    }
+
     /// Reads the whole file and compares it with its checksum, if it has one.
     ///
     /// # Errors
-    /// [`Error::Format`] when they differ, or for an id that the vocabulary does not have.
+    /// [`Error::Read`]; [`Error::Format`] when they differ, or for an id that the vocabulary does not have.
     pub fn verify(&self) -> Result<(), Error> {
-        if self.checksum.is_some_and(|checksum| checksum != xxh3_64(&self.bytes[self.start..])) {
+        let (len, mut hash) = (self.len(), Xxh3Default::new());
+        let blocks = || (0..len).step_by(1 << 16).map(|at| at..len.min(at + (1 << 16)));
+        for block in blocks() {
+            hash.update(&self.bytes(block)?);
+        }
+        if self.checksum.is_some_and(|checksum| checksum != hash.digest()) {
             return Err(Error::format(&self.path, "the checksum of its ids is wrong"));
         }
-        let (len, mut ids) = (self.len(), vec![]);
-        (0..len).step_by(1 << 16).try_for_each(|at| {
+        let mut ids = vec![];
+        for block in blocks() {
             ids.clear();
-            self.read(at..len.min(at + (1 << 16)), &mut ids)
-        })
+            self.read(block, &mut ids)?;
+        }
+        Ok(())
     }
 }
 
@@ -175,15 +223,6 @@ impl fmt::Debug for TokenFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TokenFile of {} ids in '{}'", self.len(), printable(&*self.path))
     }
-}
-
-#[allow(unsafe_code, reason = "a file larger than memory is read through a memory map")]
-fn map(path: &Path) -> Result<Mmap, Error> {
-    let file = File::open(path).map_err(|e| Error::read(path, e))?;
-    // SAFETY: the bytes are only read, as bytes, any of which are valid. They must not change while they are borrowed:
-    // nothing in Kiln writes to an existing token file (a writer makes a new one and renames it), and the documentation of
-    // `TokenFile` requires the same of other programs.
-    unsafe { Mmap::map(&file) }.map_err(|e| Error::read(path, e))
 }
 
 /// Writes a [`TokenFile`] piece by piece, into a temporary file beside it. [`finish`](Self::finish) gives the complete
@@ -210,7 +249,7 @@ impl TokenFileWriter {
         Ok(writer)
     }
 
-    fn put(&mut self, write: impl FnOnce(&mut BufWriter<NamedTempFile>) -> std::io::Result<()>) -> Result<(), Error> {
+    fn put(&mut self, write: impl FnOnce(&mut BufWriter<NamedTempFile>) -> io::Result<()>) -> Result<(), Error> {
         write(&mut self.file).map_err(|reason| Error::write(&self.path, reason))
     }
 
@@ -292,10 +331,10 @@ impl Header {
         bytes
     }
 
-    /// The header of a file of `bytes`, or the reason why it is not valid.
-    fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let Some(header) = bytes.first_chunk::<HEADER>() else {
-            return Err(format!("{} bytes, expected a header of {HEADER}", bytes.len()));
+    /// The header that a file of so many bytes begins with, or the reason why it is not valid.
+    fn parse(beginning: &[u8], bytes: usize) -> Result<Self, String> {
+        let Some(header) = beginning.first_chunk::<HEADER>() else {
+            return Err(format!("{bytes} bytes, expected a header of {HEADER}"));
         };
         if header[..8] != MAGIC {
             return Err("it does not begin as a token file (a file of ids alone is opened as such)".into());
@@ -316,7 +355,7 @@ impl Header {
         if !matches!(header.width, 2 | 4) {
             return Err(format!("{} bytes per id, expected 2 or 4", header.width));
         }
-        let (there, said) = ((bytes.len() - HEADER) as u64, header.count.checked_mul(header.width.into()));
+        let (there, said) = ((bytes - HEADER) as u64, header.count.checked_mul(header.width.into()));
         if said != Some(there) {
             return Err(format!("{there} bytes of ids, expected {} ids of {} bytes", header.count, header.width));
         }

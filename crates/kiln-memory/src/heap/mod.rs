@@ -5,5 +5,5 @@ mod extents;
 mod pages;
 mod reusing;
 
-pub use code::release_code;
+pub use code::{code_bytes, release_code};
 pub use reusing::ReusingAllocator;
