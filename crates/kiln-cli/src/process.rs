@@ -31,7 +31,7 @@ pub fn living_threads_seconds() -> Option<f64> {
 }
 
 /// Room for what the process takes later, beside a step: threads, libraries, and small blocks.
-const LATER: u64 = 4 << 20;
+const LATER: u64 = 8 << 20;
 /// The bytes beside a step are a multiple of this, so that equal commands have equal plans: the system's own counts vary.
 const STEP: u64 = 4 << 20;
 
