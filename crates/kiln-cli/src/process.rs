@@ -32,15 +32,19 @@ pub fn living_threads_seconds() -> Option<f64> {
 
 /// Room for what the process takes later, beside a step: threads, libraries, and small blocks.
 const LATER: u64 = 8 << 20;
-/// The bytes beside a step are a multiple of this, so that equal commands have equal plans: the system's own counts vary.
+/// The bytes beside a step are a multiple of this, so that most equal commands have equal plans: the system's own counts vary.
 const STEP: u64 = 4 << 20;
 
 /// The bytes that this process takes in memory beside a step: the memory that it has written, while there is no model; three quarters of its
-/// code, which is what a step brings in at most; and room for what comes later. How much of its code is in memory is the system's choice
-/// from moment to moment.
+/// code, the most of it that was seen in memory during steps; and room for what comes later. How much of its code is in memory at a moment is
+/// the system's choice.
 pub fn beside_a_step() -> Option<u64> {
     HEAP.inner().release();
-    Some((status("RssAnon")? + code_bytes()? / 4 * 3 + LATER).next_multiple_of(STEP))
+    let seen = match (status("RssAnon"), code_bytes()) {
+        (Some(written), Some(code)) => written + code / 4 * 3,
+        _ => status("VmRSS")?,
+    };
+    Some((seen + LATER).next_multiple_of(STEP))
 }
 
 /// The most bytes that were resident since the start.

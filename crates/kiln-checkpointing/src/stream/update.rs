@@ -1,7 +1,7 @@
 //! The update of streamed parameters, one after the other.
 
 use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -119,9 +119,14 @@ impl Streamed {
             return Ok(optimizer.step(rate, module, gradients));
         }
         // What a panic leaves behind is dropped: the optimizer is a copy, and so is the parameter.
-        catch_unwind(AssertUnwindSafe(|| optimizer.step(rate, module, gradients))).map_err(|_| {
+        catch_unwind(AssertUnwindSafe(|| optimizer.step(rate, module, gradients))).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(|text| text.to_lowercase()).unwrap_or_default();
+            if !text.contains("dtype") {
+                resume_unwind(panic); // such as a device that has run out of memory
+            }
             let reason = format!("the optimizer cannot update {path} of {dtype:?} with a gradient of F32");
-            Error::StoreMismatch { reason: reason + ": use one that widens both, as StochasticBf16 of kiln-optimizers" }
+            let reason = reason + ": use one that widens both, as StochasticBf16 of kiln-optimizers";
+            Error::StoreMismatch { reason }
         })
     }
 

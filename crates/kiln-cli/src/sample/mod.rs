@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let interrupt = Interrupt::listen()?;
 
     let seed = arguments.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
-    let reader = reader(&model, streamed.as_ref()).with_context(ids.len() + arguments.tokens);
+    let reader = reader(&model, streamed.as_ref()).with_context(ids.len().saturating_add(arguments.tokens));
     let reader = if arguments.no_cache { reader.without_cache() } else { reader };
     let generator = Generator::new(reader, &ids, sampling, tokenizer.token_bytes(), seed)?;
     let output = Output::new(arguments.json, &prompt);

@@ -64,8 +64,11 @@ impl Source {
     fn open(path: &Path) -> Result<Self, Error> {
         let open = || {
             let file = File::open(path)?;
-            let bytes = file.metadata()?.len();
-            Ok(Self::File(file, bytes))
+            let data = file.metadata()?;
+            match data.is_file() {
+                true => Ok(Self::File(file, data.len())),
+                false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+            }
         };
         open().map_err(|e| Error::read(path, e))
     }

@@ -34,7 +34,8 @@ impl StateRecord {
         Ok(Self { scalars, metadata, tensors: reader.into_tensors().map_err(|e| e.to_string())? })
     }
 
-    /// The state of an optimizer, whose tensors are read when they are written: that of one parameter of `model` is in memory a second time.
+    /// The state of an optimizer, whose tensors are read when they are written: that of one parameter of `model` at a time is copied, as a
+    /// record and as its bytes.
     ///
     /// # Errors
     /// The reason why it cannot be recorded.

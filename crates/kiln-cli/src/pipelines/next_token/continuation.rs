@@ -56,7 +56,12 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
 pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptReader<'a> {
     let Some(streamed) = streamed else { return GptReader::new(model) };
     let words = model.words().and_then(|words| streamed.rows(words.id));
-    GptReader::in_parts(model, GptParts::new(words, |block| streamed.filled(block).map_err(|e| e.to_string())))
+    let bring = |block| match (streamed.filled(block), streamed.take_failure()) {
+        // Words that could not be read.
+        (_, Some(error)) | (Err(error), None) => Err(error.to_string()),
+        (Ok(block), None) => Ok(block),
+    };
+    GptReader::in_parts(model, GptParts::new(words, bring))
 }
 
 /// Tokens after `prompt`.
