@@ -137,6 +137,18 @@ impl Gpt {
         x_btc.matmul(weight_cv.unsqueeze())
     }
 
+    /// Works as [`head`](Self::head), with the words of `parts`.
+    pub(super) fn head_in(&self, parts: &GptParts<'_>, x_btc: Tensor<3>) -> Tensor<3> {
+        let Some(words) = &parts.words else { return self.head(x_btc) };
+        let x_btc = self.last_norm(x_btc);
+        let (device, dtype) = (x_btc.device(), x_btc.dtype());
+        let logits = (0..words.count()).map(|part| {
+            let rows_vc = Tensor::<2>::from_data(words.read(part), &device).cast(dtype);
+            x_btc.clone().matmul(rows_vc.transpose().unsqueeze())
+        });
+        Tensor::cat(logits.collect(), 2)
+    }
+
     /// The mean cross-entropy of the output of the last block `[B, T, C]` against the targets `[B, T]`, a tensor of one element in f32.
     /// With kiln-layers' operations the logits of the whole batch are never in memory.
     pub fn loss(&self, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
@@ -175,7 +187,7 @@ impl Gpt {
         (hidden, weight_cv)
     }
 
-    pub(super) fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
+    fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
         match usable(self.lean, &x_btc) {
             true => output(kiln_layers::layer_norm(&self.ln_f, x_btc)),
             false => layer_norm(&self.ln_f, x_btc),

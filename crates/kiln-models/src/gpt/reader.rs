@@ -114,7 +114,7 @@ impl<'a> GptReader<'a> {
             }
         };
         let [_, t, _] = x_btc.dims();
-        Ok(self.parts.head(self.model, x_btc.narrow(1, t - 1, 1)).flatten(0, 2))
+        Ok(self.model.head_in(&self.parts, x_btc.narrow(1, t - 1, 1)).flatten(0, 2))
     }
 }
 
