@@ -30,9 +30,14 @@ const STEPS: [Step; 6] = [
 ];
 
 /// The CUDA emulator's workspace, with the tests of Kiln on it.
-const CUDA: [Step; 3] = [
+const CUDA: [Step; 4] = [
     ("lints", "clippy --manifest-path tools/cuda-sim/Cargo.toml --workspace --all-targets --quiet -- -D warnings"),
     ("documentation", "doc --manifest-path tools/cuda-sim/Cargo.toml --package kiln-cuda-sim --no-deps --quiet"),
+    (
+        "lints of the CUDA backend",
+        "clippy --package xtask --package kiln-layers --package kiln-operations --package kiln-optimizers \
+         --package kiln-precision --features xtask/cuda --quiet -- -D warnings",
+    ),
     ("tests", "test --manifest-path tools/cuda-sim/Cargo.toml --workspace"),
 ];
 
@@ -42,7 +47,7 @@ pub(crate) fn run(arguments: &Check) -> Result<()> {
     }
     let (steps, filter) = match &arguments.cuda {
         Some(Some(filter)) => (&CUDA[CUDA.len() - 1..], Some(filter)),
-        Some(None) => (&CUDA[..], None),
+        Some(None) => (&CUDA[..CUDA.len() - usize::from(arguments.without_tests)], None),
         None => (&STEPS[..STEPS.len() - usize::from(arguments.without_tests)], None),
     };
     for (name, arguments) in steps {

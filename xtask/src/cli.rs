@@ -47,7 +47,7 @@ pub(crate) struct Check {
     #[arg(long)]
     pub(crate) without_tests: bool,
     /// Check the CUDA emulator and the tests of burn's CUDA backend on it, and nothing else; with TEST, only the tests of that name
-    #[arg(long, value_name = "TEST", num_args = 0..=1, conflicts_with = "without_tests")]
+    #[arg(long, value_name = "TEST", num_args = 0..=1)]
     pub(crate) cuda: Option<Option<String>>,
     /// Compare the public interfaces of the libraries with those at this revision, and nothing else; needs cargo-semver-checks
     /// (scripts/publish-tools.sh)
