@@ -180,14 +180,18 @@ impl TokenFile {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::setting("range", format!("{range:?} of {} ids", self.len()), "one within the file"));
         }
+        self.decode(&self.bytes(range.clone())?, range.start, ids)
+    }
+
+    /// Adds the ids in `bytes`, of which the first is at position `first`, to `ids`, or changes nothing.
+    fn decode(&self, bytes: &[u8], first: usize, ids: &mut Vec<u32>) -> Result<(), Error> {
         let before = ids.len();
-        let bytes = self.bytes(range.clone())?;
         match self.width {
             2 => ids.extend(bytes.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
             _ => ids.extend(bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]]))),
         }
         if let Some(at) = ids[before..].iter().position(|id| *id as usize >= self.vocab) {
-            let (id, at) = (ids[before + at], range.start + at);
+            let (id, at) = (ids[before + at], first + at);
             ids.truncate(before);
             return Err(Error::format(&self.path, format!("id {id} at {at}, expected below {}", self.vocab)));
         }
@@ -205,20 +209,19 @@ impl TokenFile {
     /// # Errors
     /// [`Error::Read`]; [`Error::Format`] when they differ, or for an id that the vocabulary does not have.
     pub fn verify(&self) -> Result<(), Error> {
-        let (len, mut hash) = (self.len(), Xxh3Default::new());
-        let blocks = || (0..len).step_by(1 << 16).map(|at| at..len.min(at + (1 << 16)));
-        for block in blocks() {
-            hash.update(&self.bytes(block)?);
+        let (len, mut hash, mut ids) = (self.len(), Xxh3Default::new(), vec![]);
+        let mut known = Ok(());
+        for first in (0..len).step_by(1 << 16) {
+            let bytes = self.bytes(first..len.min(first + (1 << 16)))?;
+            hash.update(&bytes);
+            ids.clear();
+            known = known.and_then(|()| self.decode(&bytes, first, &mut ids));
         }
+        // Where the file is damaged, an unknown id is not what its writer wrote.
         if self.checksum.is_some_and(|checksum| checksum != hash.digest()) {
             return Err(Error::format(&self.path, "the checksum of its ids is wrong"));
         }
-        let mut ids = vec![];
-        for block in blocks() {
-            ids.clear();
-            self.read(block, &mut ids)?;
-        }
-        Ok(())
+        known
     }
 }
 

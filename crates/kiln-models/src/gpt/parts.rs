@@ -15,22 +15,35 @@ use crate::Error;
 pub struct GptParts<'a> {
     pub(super) words: Option<Arc<dyn RowParts>>,
     bring: Rc<dyn Fn(GptBlock) -> Result<GptBlock, String> + 'a>,
+    unread: Rc<dyn Fn() -> Option<String> + 'a>,
 }
 
 impl<'a> GptParts<'a> {
-    /// `bring` gives a block of the model its values, or returns the reason why they cannot be read. `words`: the rows of the words, if they
-    /// are not in memory either.
-    pub fn new(words: Option<Arc<dyn RowParts>>, bring: impl Fn(GptBlock) -> Result<GptBlock, String> + 'a) -> Self {
-        Self { words, bring: Rc::new(bring) }
+    /// The parts of a model whose words are in memory. `bring` gives a block of it its values, or returns the reason why they cannot be read.
+    pub fn new(bring: impl Fn(GptBlock) -> Result<GptBlock, String> + 'a) -> Self {
+        Self { words: None, bring: Rc::new(bring), unread: Rc::new(|| None) }
+    }
+
+    /// The parts of a model whose words are not in memory either. `unread` takes the reason why some of their rows could not be read, if there
+    /// is one.
+    #[must_use]
+    pub fn with_words(self, words: Arc<dyn RowParts>, unread: impl Fn() -> Option<String> + 'a) -> Self {
+        Self { words: Some(words), unread: Rc::new(unread), ..self }
     }
 
     /// The parameters of a model that is in memory.
     pub(super) fn in_memory() -> Self {
-        Self::new(None, Ok)
+        Self::new(Ok)
     }
 
     pub(super) fn block(&self, block: &GptBlock) -> Result<GptBlock, Error> {
+        self.were_read()?;
         (self.bring)(block.clone()).map_err(|reason| Error::Unread { reason })
+    }
+
+    /// Whether all words that were needed so far could be read: the values of others are NaN.
+    pub(super) fn were_read(&self) -> Result<(), Error> {
+        (self.unread)().map_or(Ok(()), |reason| Err(Error::Unread { reason }))
     }
 }
 

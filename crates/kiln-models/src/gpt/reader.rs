@@ -114,7 +114,9 @@ impl<'a> GptReader<'a> {
             }
         };
         let [_, t, _] = x_btc.dims();
-        Ok(self.model.head_in(&self.parts, x_btc.narrow(1, t - 1, 1)).flatten(0, 2))
+        let logits = self.model.head_in(&self.parts, x_btc.narrow(1, t - 1, 1)).flatten(0, 2);
+        self.parts.were_read()?;
+        Ok(logits)
     }
 }
 

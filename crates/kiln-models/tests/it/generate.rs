@@ -151,10 +151,13 @@ fn a_model_in_parts_has_the_logits_of_one_in_memory() {
     let text: Vec<u32> = (0..20).map(|i| i * 11 % VOCAB as u32).collect();
     for words in [None, Some(words)] {
         let brought = Cell::new(0);
-        let parts = GptParts::new(words, |block| {
+        let mut parts = GptParts::new(|block| {
             brought.set(brought.get() + 1);
             Ok(block)
         });
+        if let Some(words) = words {
+            parts = parts.with_words(words, || None);
+        }
         for cached in [true, false] {
             let readers = [GptReader::new(&model), GptReader::in_parts(&model, parts.clone())];
             let mut readers = readers.map(|reader| if cached { reader } else { reader.without_cache() });
@@ -166,11 +169,23 @@ fn a_model_in_parts_has_the_logits_of_one_in_memory() {
             }
         }
     }
-    let unread = GptParts::new(None, |_| Err("the disk is gone".into()));
-    match GptReader::in_parts(&model, unread).read(&[1]) {
-        Err(Error::Unread { reason }) => assert_eq!(reason, "the disk is gone"),
-        other => panic!("{other:?}"),
+}
+
+#[test]
+fn parameters_that_cannot_be_read_are_an_error_wherever_they_are_needed() {
+    let model = model(true);
+    let words = || Arc::new(Words(model.words().unwrap().val().into_data()));
+    let (blocks, asked) = (model.blocks().len(), Cell::new(0));
+    // The words are needed before the first block and after the last one.
+    for fails_at in 0..=blocks {
+        let unread = || (asked.replace(asked.get() + 1) == fails_at).then(|| "the disk is gone".to_owned());
+        asked.set(0);
+        let result = GptReader::in_parts(&model, GptParts::new(Ok).with_words(words(), unread)).read(&[1]);
+        assert!(matches!(result, Err(Error::Unread { reason }) if reason == "the disk is gone"), "{fails_at}");
     }
+    let parts = GptParts::new(|_| Err("the disk is gone".into()));
+    let result = GptReader::in_parts(&model, parts).read(&[1]);
+    assert!(matches!(result, Err(Error::Unread { reason }) if reason == "the disk is gone"));
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! burn's record of an optimizer's state, taken apart.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, ParamGroup, ParamId, list_param_ids};
 use burn::optim::{ModuleOptimizer, SgdConfig};
-use burn::tensor::{Bytes, Tensor as Parameter};
+use burn::tensor::Bytes;
 use burn_pack::{Error, Reader, Scalar, Tensor, Writer};
 
 /// The state of an optimizer as burn records it. Names begin with the id of a parameter and a dot.
@@ -96,15 +97,7 @@ fn recorded(optimizer: &ModuleOptimizer, dropped: ParamGroup) -> Result<Bytes, E
 
 /// The ids of the parameters of a model, each of them once.
 fn ids_of(model: &impl Module) -> Vec<ParamId> {
-    struct Collect(Vec<ParamId>);
-    impl ModuleVisitor for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Parameter<D>>) {
-            if !self.0.contains(&param.id) {
-                self.0.push(param.id);
-            }
-        }
-    }
-    let mut collect = Collect(vec![]);
-    model.visit(&mut collect);
-    collect.0
+    let (mut ids, mut seen) = (list_param_ids(model), HashSet::new());
+    ids.retain(|id| seen.insert(*id));
+    ids
 }

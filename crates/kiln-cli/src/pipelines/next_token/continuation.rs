@@ -55,13 +55,12 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
 /// A reader of a model, some of whose parameters may be in a store: it brings in one block after the other for each token.
 pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptReader<'a> {
     let Some(streamed) = streamed else { return GptReader::new(model) };
-    let words = model.words().and_then(|words| streamed.rows(words.id));
-    let bring = |block| match (streamed.filled(block), streamed.take_failure()) {
-        // Words that could not be read.
-        (_, Some(error)) | (Err(error), None) => Err(error.to_string()),
-        (Ok(block), None) => Ok(block),
+    let parts = GptParts::new(|block| streamed.filled(block).map_err(|error| error.to_string()));
+    let parts = match model.words().and_then(|words| streamed.rows(words.id)) {
+        Some(words) => parts.with_words(words, || streamed.take_failure().map(|error| error.to_string())),
+        None => parts,
     };
-    GptReader::in_parts(model, GptParts::new(words, bring))
+    GptReader::in_parts(model, parts)
 }
 
 /// Tokens after `prompt`.
