@@ -49,7 +49,7 @@ mod stochastic;
 pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
 pub use elementwise::Elementwise;
 pub use error::Error;
-pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState, Updated, joins_updates, update_together};
+pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState, Updated, scales_in_update, update_together};
 pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
 pub use quantized::{
     AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,

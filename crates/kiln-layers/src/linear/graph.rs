@@ -7,7 +7,7 @@ use burn::tensor::{DType, Shape};
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
 use super::Prologue;
-use super::settings::{FORWARD, INPUT_BACKWARD, WEIGHT_BACKWARD};
+use super::settings::{FORWARD, INPUT_BACKWARD, PROLOGUE_INPUT_BACKWARD, WEIGHT_BACKWARD};
 use crate::norm::statistics_like;
 
 /// The computations of a linear layer with a prologue. A missing parameter has no elements.
@@ -26,7 +26,8 @@ impl Kernel for Layer {
         match self {
             Self::Forward(_) => &FORWARD,
             Self::WeightBackward(_) => &WEIGHT_BACKWARD,
-            Self::InputBackward(_) => &INPUT_BACKWARD,
+            Self::InputBackward(Prologue::None) => &INPUT_BACKWARD,
+            Self::InputBackward(_) => &PROLOGUE_INPUT_BACKWARD,
         }
     }
 

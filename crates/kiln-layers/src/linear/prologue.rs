@@ -7,15 +7,13 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::Prologue;
+use super::settings::TASK;
 use super::values::widened;
 use crate::activation::flex::{activate, activation_gradient};
 use crate::norm::flex::bias_of;
 use crate::norm::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows, norm_rows_again};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, to_f32};
-
-/// Rows of a task.
-const ROWS: usize = 16;
 
 /// A prologue with its parameters.
 pub(super) struct Rows {
@@ -61,7 +59,7 @@ impl Rows {
     }
 
     fn fill<E: Stored>(&self, x: &[E], width: usize, statistics: Statistics<'_>, out: &mut [f32]) {
-        let size = (ROWS * width).max(1);
+        let size = (TASK * width).max(1);
         let tasks = out.par_chunks_mut(size).zip(x.par_chunks(size));
         match (self.prologue, statistics) {
             (Prologue::None, _) => {}
@@ -69,7 +67,7 @@ impl Rows {
                 tasks.for_each_init(Vec::new, |wide, (out, x)| activate(out, E::widened(x, wide), activation));
             }
             (Prologue::Norm(settings), Statistics::Unknown(statistics)) => {
-                tasks.zip(statistics.par_chunks_mut(2 * ROWS)).for_each_init(
+                tasks.zip(statistics.par_chunks_mut(2 * TASK)).for_each_init(
                     Vec::new,
                     |wide, ((out, x), statistics)| {
                         norm_rows(out, statistics, E::widened(x, wide), &self.weight, &self.bias, settings);
@@ -77,7 +75,7 @@ impl Rows {
                 );
             }
             (Prologue::Norm(_), Statistics::Known(statistics)) => {
-                tasks.zip(statistics.par_chunks(2 * ROWS)).for_each_init(Vec::new, |wide, ((out, x), statistics)| {
+                tasks.zip(statistics.par_chunks(2 * TASK)).for_each_init(Vec::new, |wide, ((out, x), statistics)| {
                     norm_rows_again(out, statistics, E::widened(x, wide), &self.weight, &self.bias);
                 });
             }
@@ -109,7 +107,7 @@ impl Rows {
         gradient: &mut [f32],
         sums: &mut [f32],
     ) {
-        let size = (ROWS * width).max(1);
+        let size = (TASK * width).max(1);
         let tasks = x.par_chunks_mut(size).zip(gradient.par_chunks_mut(size));
         let buffers = || (vec![], vec![]);
         match self.prologue {
@@ -119,8 +117,8 @@ impl Rows {
                 E::written(x, kept, |x| x.copy_from_slice(gradient));
             }),
             Prologue::Norm(settings) => {
-                let mut partial = vec![0.0f32; statistics.len().div_ceil(2 * ROWS) * 2 * width];
-                let parts = partial.par_chunks_mut((2 * width).max(1)).zip(statistics.par_chunks(2 * ROWS));
+                let mut partial = vec![0.0f32; statistics.len().div_ceil(2 * TASK) * 2 * width];
+                let parts = partial.par_chunks_mut((2 * width).max(1)).zip(statistics.par_chunks(2 * TASK));
                 tasks.zip(parts).for_each_init(buffers, |(wide, kept), ((x, gradient), (partial, statistics))| {
                     let wide = E::widened(x, wide);
                     let (dweight, dbias) = partial.split_at_mut(width);

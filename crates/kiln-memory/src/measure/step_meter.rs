@@ -10,8 +10,8 @@ use crate::category::Phase;
 use super::measured::{Measured, MeasuredPhase, Sample};
 use super::meter::{Meter, Span};
 
-/// The largest number of points of a timeline. A longer timeline is thinned out.
-const POINTS: usize = 4096;
+/// The largest number of points of a timeline. A longer timeline is thinned out. They are in memory while the step is measured: 24 KiB.
+const POINTS: usize = 1024;
 /// Time between two readings of the heap at the beginning of a step.
 const INTERVAL: Duration = Duration::from_micros(200);
 

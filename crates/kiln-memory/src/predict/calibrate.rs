@@ -51,8 +51,8 @@ impl Probe {
 pub fn calibrate(profile: BackendProfile, device: &Device, meter: &Meter) -> Result<BackendProfile, Error> {
     let plain = device.clone().inner();
     let tracked = plain.clone().autodiff();
-    let known = profile.operation_bytes;
-    let profile = with_speeds(BackendProfile { operation_bytes: 0, ..profile }, &plain);
+    let profile = with_speeds(profile, &plain);
+    let tensors_only = BackendProfile { operation_bytes: 0, parameter_bytes: 0, trained_bytes: 0, ..profile.clone() };
 
     let trace = record_step(
         Probe::init,
@@ -60,7 +60,7 @@ pub fn calibrate(profile: BackendProfile, device: &Device, meter: &Meter) -> Res
         &SgdConfig::new().build(),
         StepOptions::default(),
     )?;
-    let prediction = trace.predict(BATCH, &profile)?;
+    let prediction = trace.predict(BATCH, &tensors_only)?;
     let backward = prediction.phases[1].first;
     let parameters = (LAYERS * (WIDTH + 3) * WIDTH * 4) as u64;
     let tensors = prediction.breakdown_at(backward).total().saturating_sub(parameters);
@@ -80,7 +80,7 @@ pub fn calibrate(profile: BackendProfile, device: &Device, meter: &Meter) -> Res
     let kept = run().min(run());
     let measured = kept.saturating_sub(tensors) / backward.max(1) as u64;
     // Other operations keep more in the graph, so the known figure is not lowered. A pool does not hold the graph.
-    let operation_bytes = if meter.is_exact() { measured.max(known) } else { 0 };
+    let operation_bytes = if meter.is_exact() { measured.max(profile.operation_bytes) } else { 0 };
     Ok(BackendProfile { operation_bytes, ..profile })
 }
 

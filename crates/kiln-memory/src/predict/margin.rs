@@ -2,7 +2,7 @@
 
 use super::profile::BackendProfile;
 use crate::category::Category;
-use crate::trace::StepTrace;
+use crate::trace::{StepTrace, TraceRole};
 
 const MARGIN_PARTS: u64 = 50;
 
@@ -50,11 +50,19 @@ pub(super) struct Overhead {
 pub(super) fn overheads(trace: &StepTrace, batch: usize, profile: &BackendProfile) -> impl Iterator<Item = Overhead> {
     let [start, backward, update, end] = trace.phases;
     let graph_bytes = profile.operation_bytes * (backward - start) as u64;
+    let of_parameters = match profile.parameter_bytes + profile.trained_bytes {
+        0 => 0,
+        _ => {
+            let [parameters, trained] = [TraceRole::Parameter, TraceRole::Updated].map(|role| trace.with_role(role));
+            profile.parameter_bytes * parameters + profile.trained_bytes * trained
+        }
+    };
     let host_bytes = profile.sample_bytes.saturating_mul(batch as u64);
     let whole = |bytes, category, name| Overhead { bytes, category, name, last: end - start - 1 };
     let all = [
         whole(profile.fixed_bytes, Category::Workspace, "device runtime"),
         whole(profile.loader_bytes, Category::DataLoader, "data loader"),
+        whole(of_parameters, Category::Workspace, "handles of parameters"),
         Overhead {
             bytes: graph_bytes,
             category: Category::Workspace,

@@ -69,6 +69,10 @@ pub struct BackendProfile {
     /// Bytes of burn's graph that are kept for each operation of the forward pass until the backward pass, if they lie in the memory that
     /// is counted.
     pub operation_bytes: u64,
+    /// Bytes that burn keeps for each tensor of the model besides its values, if they lie in the memory that is counted.
+    pub parameter_bytes: u64,
+    /// Bytes that burn keeps in addition for each parameter that is trained: handles of gradient and optimizer state, nodes of the graph.
+    pub trained_bytes: u64,
     /// Bytes of the allocator and of the shape for each buffer, if they lie in the memory that is counted.
     pub buffer_bytes: u64,
     /// Floating-point operations per second of matrix products and convolutions on f32 tensors.
@@ -111,6 +115,8 @@ impl BackendProfile {
             loader_bytes: 0,
             sample_bytes: 0,
             operation_bytes: 1_300,
+            parameter_bytes: 2_560,
+            trained_bytes: 2_816,
             buffer_bytes: 96,
             flops: 2e10 * threads as f64,
             // Products of 16-bit tensors are computed in f32.
@@ -135,6 +141,8 @@ impl BackendProfile {
             loader_bytes: 0,
             sample_bytes: 0,
             operation_bytes: 0,
+            parameter_bytes: 0,
+            trained_bytes: 0,
             buffer_bytes: 0,
             flops: 0.0,
             half_flops: 0.0,

@@ -19,7 +19,7 @@ mod with_plan;
 pub(crate) use graph::{Detail, Kind, Use};
 pub use options::{StepOptions, UpdateChunks};
 pub(crate) use passes::{NONE, Passes, backward_passes};
-pub use record::{OptimizersByGroup, record_step, record_step_with};
+pub use record::{Optimizers, record_step, record_step_with};
 pub use recorder::Recorder;
 pub use step_trace::StepTrace;
 pub(crate) use step_trace::TraceRole;

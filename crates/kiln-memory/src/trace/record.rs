@@ -65,29 +65,38 @@ pub fn record_step<M: Module + 'static, O: Optimizer>(
     optimizer: &O,
     options: StepOptions,
 ) -> Result<StepTrace, Error> {
-    let groups = |_: &M| vec![(ParamGroup::all(), Arc::new(optimizer.clone()) as Arc<dyn DynOptimizer>)];
-    record_step_with(build, forward, groups, options)
+    let optimizers = |_: &M| Optimizers {
+        groups: vec![(ParamGroup::all(), Arc::new(optimizer.clone()) as Arc<dyn DynOptimizer>)],
+        scale_gradients: false,
+    };
+    record_step_with(build, forward, optimizers, options)
 }
 
-/// Groups of parameters with their optimizers. A parameter in several groups belongs to the last one.
-pub type OptimizersByGroup = Vec<(ParamGroup, Arc<dyn DynOptimizer>)>;
+/// The optimizers of a step that is recorded.
+pub struct Optimizers {
+    /// Groups of parameters with their optimizers. A parameter in several groups belongs to the last one. The first group must have all
+    /// parameters.
+    pub groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
+    /// Whether the optimizers multiply the gradients themselves, so that [`StepOptions::scale_gradients`] records nothing.
+    pub scale_gradients: bool,
+}
 
-/// Records one training step as [`record_step`] does, with several optimizers for groups of parameters. `groups` is called once for each
-/// recording, with the model that is recorded. The first group must have all parameters.
+/// Records one training step as [`record_step`] does, with several optimizers for groups of parameters. `optimizers` is called once for
+/// each recording, with the model that is recorded.
 ///
 /// # Errors
 /// Those of [`record_step`].
 pub fn record_step_with<M: Module + 'static>(
     build: impl Fn(&Device) -> M,
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
-    groups: impl Fn(&M) -> OptimizersByGroup,
+    optimizers: impl Fn(&M) -> Optimizers,
     options: StepOptions,
 ) -> Result<StepTrace, Error> {
     let [first, second] = options.batches;
     if first == 0 || first >= second {
         return Err(Error::Batch { batches: options.batches });
     }
-    let once = |batch, options, in_place| record_once(batch, &build, &forward, &groups, options, in_place);
+    let once = |batch, options, in_place| record_once(batch, &build, &forward, &optimizers, options, in_place);
     // A backward pass adds the gradient of a parameter to its sum where it makes it, if that is the only use of the parameter. The uses
     // are those of a recording without sums.
     let nothing = BTreeSet::new();
@@ -102,7 +111,7 @@ fn record_once<M: Module + 'static>(
     batch: usize,
     build: impl Fn(&Device) -> M,
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
-    groups: impl Fn(&M) -> OptimizersByGroup,
+    optimizers: impl Fn(&M) -> Optimizers,
     options: StepOptions,
     in_place: &BTreeSet<String>,
 ) -> Result<Recording, Error> {
@@ -114,7 +123,7 @@ fn record_once<M: Module + 'static>(
     let (mut failure, mut held) = (None, None);
     let captured = plain.capture_scope(|scope| {
         let positions = [&mut marks, &mut releases];
-        let run = || step(&recorder, &build, &forward, &groups, (options, in_place), positions, &mut roles);
+        let run = || step(&recorder, &build, &forward, &optimizers, (options, in_place), positions, &mut roles);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(values)) => held = Some(values),
             Ok(Err(reason)) => failure = Some(reason),
@@ -195,7 +204,7 @@ fn step<M: Module + 'static>(
     recorder: &Recorder,
     build: impl Fn(&Device) -> M,
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
-    groups: impl Fn(&M) -> OptimizersByGroup,
+    optimizers: impl Fn(&M) -> Optimizers,
     (options, in_place): (StepOptions, &BTreeSet<String>),
     [marks, releases]: [&mut Vec<TensorId>; 2],
     roles: &mut Vec<(TensorId, Role)>,
@@ -211,8 +220,10 @@ fn step<M: Module + 'static>(
     }
     roles.append(&mut parameters.found);
 
+    let Optimizers { groups, scale_gradients } = optimizers(&model);
+    let options = StepOptions { scale_gradients: options.scale_gradients && !scale_gradients, ..options };
     let mut update = Update {
-        groups: groups(&model),
+        groups,
         options,
         gradients: GradientsParams::new(),
         states: HashMap::new(),

@@ -83,6 +83,11 @@ impl StepTrace {
         self.cuts.len().saturating_sub(1)
     }
 
+    /// The number of tensors with a role.
+    pub(crate) fn with_role(&self, role: TraceRole) -> u64 {
+        self.tensors.iter().filter(|tensor| tensor.role == role).count() as u64
+    }
+
     /// The path of a tensor's parameter or module, if known.
     pub(crate) fn path_of(&self, tensor: usize) -> Option<&str> {
         self.tensors[tensor].path.map(|path| self.paths[path as usize].as_str())

@@ -16,4 +16,4 @@ pub(crate) use update::Settings;
 
 pub use adam::{FusedAdam, FusedAdamW};
 pub use sgd::{FusedSgd, FusedSgdState};
-pub use together::{Updated, joins_updates, update_together};
+pub use together::{Updated, scales_in_update, update_together};

@@ -13,8 +13,8 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
     #[cfg(feature = "cube")]
     fn any(self) -> AnyRule;
 
-    /// Changes corresponding values of parameter and state.
-    fn apply(self, values: [&mut [f32]; N], gradient: &[f32]);
+    /// Changes corresponding values of parameter and state. The gradient is multiplied by `factor` first.
+    fn apply(self, values: [&mut [f32]; N], gradient: &[f32], factor: f32);
 }
 
 /// One of the rules.
@@ -91,14 +91,14 @@ impl Rule<3> for AdamWRule {
         AnyRule::AdamW(self)
     }
 
-    fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
-        adamw(parameter, first, second, gradient, self);
+    fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32], factor: f32) {
+        adamw(parameter, first, second, gradient, factor, self);
     }
 }
 
-simd! { fn adamw(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], gradient: &[f32], rule: AdamWRule) {
+simd! { fn adamw(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], gradient: &[f32], factor: f32, rule: AdamWRule) {
     for (((p, m), v), g) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
-        (*m, *v) = rule.betas.next(*g, *m, *v);
+        (*m, *v) = rule.betas.next(*g * factor, *m, *v);
         let delta = *m / rule.corrections.0 / ((*v / rule.corrections.1).sqrt() + rule.epsilon);
         *p = *p * rule.keep - delta * rule.rate;
     }
@@ -125,14 +125,14 @@ impl Rule<3> for AdamRule {
         AnyRule::Adam(self)
     }
 
-    fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
-        adam(parameter, first, second, gradient, self);
+    fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32], factor: f32) {
+        adam(parameter, first, second, gradient, factor, self);
     }
 }
 
-simd! { fn adam(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], gradient: &[f32], rule: AdamRule) {
+simd! { fn adam(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], gradient: &[f32], factor: f32, rule: AdamRule) {
     for (((p, m), v), g) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
-        (*m, *v) = rule.betas.next(penalized(*g, *p, rule.penalty), *m, *v);
+        (*m, *v) = rule.betas.next(penalized(*g * factor, *p, rule.penalty), *m, *v);
         let delta = *m * rule.correction / (v.sqrt() + rule.epsilon);
         *p -= delta * rule.rate;
     }
@@ -154,14 +154,14 @@ impl Rule<1> for SgdRule {
         AnyRule::Sgd(self)
     }
 
-    fn apply(self, [parameter]: [&mut [f32]; 1], gradient: &[f32]) {
-        sgd(parameter, gradient, self);
+    fn apply(self, [parameter]: [&mut [f32]; 1], gradient: &[f32], factor: f32) {
+        sgd(parameter, gradient, factor, self);
     }
 }
 
-simd! { fn sgd(parameter: &mut [f32], gradient: &[f32], rule: SgdRule) {
+simd! { fn sgd(parameter: &mut [f32], gradient: &[f32], factor: f32, rule: SgdRule) {
     for (p, g) in parameter.iter_mut().zip(gradient) {
-        *p -= penalized(*g, *p, rule.penalty) * rule.rate;
+        *p -= penalized(*g * factor, *p, rule.penalty) * rule.rate;
     }
 }}
 
@@ -184,14 +184,14 @@ impl Rule<2> for MomentumRule {
         AnyRule::Momentum(self)
     }
 
-    fn apply(self, [parameter, velocity]: [&mut [f32]; 2], gradient: &[f32]) {
-        momentum(parameter, velocity, gradient, self);
+    fn apply(self, [parameter, velocity]: [&mut [f32]; 2], gradient: &[f32], factor: f32) {
+        momentum(parameter, velocity, gradient, factor, self);
     }
 }
 
-simd! { fn momentum(parameter: &mut [f32], velocity: &mut [f32], gradient: &[f32], rule: MomentumRule) {
+simd! { fn momentum(parameter: &mut [f32], velocity: &mut [f32], gradient: &[f32], factor: f32, rule: MomentumRule) {
     for ((p, v), g) in parameter.iter_mut().zip(velocity).zip(gradient) {
-        let g = penalized(*g, *p, rule.sgd.penalty);
+        let g = penalized(*g * factor, *p, rule.sgd.penalty);
         *v = g * rule.share + *v * rule.factor;
         let delta = if rule.nesterov { *v * rule.factor + g } else { *v };
         *p -= delta * rule.sgd.rate;

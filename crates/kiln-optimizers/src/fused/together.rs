@@ -36,9 +36,12 @@ pub struct Updated<R> {
 /// [`FusedSgd`](crate::FusedSgd), and returns its result. The optimizers multiply each gradient by `factor` first, which unscales and
 /// clips it; a factor of 1 changes nothing.
 ///
+/// On the CPU device, the update multiplies a gradient where it reads it.
+///
 /// On CubeCL devices a kernel updates up to sixteen parameters at once, where burn launches one or two for each. Parameters and state have
 /// the bits of the CPU device, and are new tensors. For that, `step` runs twice: the first time nothing is computed, and the result is
-/// dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no result.
+/// dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no result. On other devices it
+/// runs once.
 ///
 /// Other optimizers do not see the factor, and compute twice.
 ///
@@ -88,8 +91,18 @@ pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> Updated<R> {
     Updated { result, written: None }
 }
 
+/// Whether [`update_together`] multiplies gradients without memory for the products on a device: the CPU device, and CubeCL devices, but those
+/// with few tensors a kernel (WebGPU).
+pub fn scales_in_update(device: &Device) -> bool {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "flex")]
+        burn::backend::DispatchDevice::Flex(_) => true,
+        _ => joins_updates(device),
+    }
+}
+
 /// Whether a device has kernels that update many parameters at once: CubeCL devices, but those with few tensors a kernel (WebGPU).
-pub fn joins_updates(device: &Device) -> bool {
+pub(super) fn joins_updates(device: &Device) -> bool {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cube")]
         burn::backend::DispatchDevice::Cube(device) => super::cube::has_kernel(device),
@@ -101,13 +114,17 @@ fn with<R>(f: impl FnOnce(&mut Together) -> R) -> Option<R> {
     OPEN.with_borrow_mut(|open| open.as_mut().map(f))
 }
 
-/// The gradient multiplied by the factor, for an update that is not joined with others.
-pub(super) fn scaled<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
-    let factor = with(|open| {
+/// The factor of an update that is not joined with others, if updates are open.
+pub(super) fn factor() -> Option<f64> {
+    with(|open| {
         open.all_joined = false;
         open.factor
-    });
-    match factor {
+    })
+}
+
+/// The gradient multiplied by the factor, for an update that is not joined with others.
+pub(super) fn scaled<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    match factor() {
         Some(factor) if factor != 1.0 => gradient.cast(DType::F32) * factor,
         _ => gradient,
     }

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Tensor};
 use serde_json::Value;
 
 use super::rule::Rule;
-use super::together::{joins_now, scaled};
+use super::together::{factor, joins_now};
 #[cfg(feature = "cube")]
 use super::{cube::Joined, together::join};
 use crate::place::float;
@@ -33,7 +33,8 @@ pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<
     known && parameter.dtype() == DType::F32 && others.iter().all(alike)
 }
 
-/// The parameter, which comes first, and its state after a step on the gradient, which is multiplied by the factor of joined updates.
+/// The parameter, which comes first, and its state after a step on the gradient, which is multiplied by the factor of
+/// [`update_together`](super::update_together).
 #[cfg_attr(not(feature = "flex"), allow(unused_variables, reason = "only kernels of the CPU device are called"))]
 pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     rule: R,
@@ -43,9 +44,10 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     match gradient.device().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => {
-            let gradient = float::<Flex, D>(scaled(gradient));
+            let gradient = float::<Flex, D>(gradient);
             let values = values.map(float::<Flex, D>);
-            super::flex::update(rule, values, &gradient).map(Tensor::from_primitive::<Flex>)
+            super::flex::update(rule, values, &gradient, factor().unwrap_or(1.0) as f32)
+                .map(Tensor::from_primitive::<Flex>)
         }
         #[cfg(feature = "cube")]
         DispatchDevice::Cube(_) => {
@@ -56,7 +58,7 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
             std::array::from_fn(|_| next.next().unwrap_or_else(|| unreachable!("as many values as the rule has")))
         }
         _ => {
-            let gradient = float::<Capture, D>(scaled(gradient));
+            let gradient = float::<Capture, D>(gradient);
             let values = values.map(float::<Capture, D>);
             let outputs = values.iter().map(like).collect();
             let inputs = values.into_iter().chain([gradient]).collect();

@@ -7,7 +7,7 @@ use burn::module::ParamGroup;
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
-use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny};
+use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, update_together};
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
@@ -63,14 +63,16 @@ impl OptimizerGroups {
         self.description.as_deref()
     }
 
-    /// The groups, the first of which has all parameters.
-    pub(crate) fn groups(&self) -> &[(ParamGroup, Arc<dyn DynOptimizer>)] {
-        &self.groups
+    /// The groups to be recorded, the first of which has all parameters. Optimizers that join multiply gradients if `scales`.
+    pub(crate) fn recorded(&self, scales: bool) -> Vec<(ParamGroup, Arc<dyn DynOptimizer>)> {
+        let factor = (self.joins && scales).then_some(0.5);
+        let each = self.groups.iter().cloned();
+        each.map(|(group, optimizer)| (group, Arc::new(Shared { factor, ..Shared::from(optimizer) }) as _)).collect()
     }
 
     /// burn's optimizer of a whole module, without state.
     pub fn init(&self) -> ModuleOptimizer {
-        self.with_each(|optimizer| Shared { optimizer, device: None, unread: Unread::default() })
+        self.with_each(Shared::from)
     }
 
     /// Returns burn's optimizer of a whole module, without state. State that is loaded later goes to `device`. With [`init`](Self::init)
@@ -81,15 +83,19 @@ impl OptimizerGroups {
 
     /// Works as [`init_on`](Self::init_on), and notes parameters whose loaded state it cannot read in `unread`.
     pub(super) fn empty_on(&self, device: &Device, unread: &Unread) -> ModuleOptimizer {
-        self.with_each(|optimizer| Shared { optimizer, device: Some(device.clone()), unread: unread.clone() })
+        self.with_each(|optimizer| Shared {
+            device: Some(device.clone()),
+            unread: unread.clone(),
+            ..Shared::from(optimizer)
+        })
     }
 
     /// Works as [`empty_on`](Self::empty_on), and keeps all state in host memory, whatever the optimizers.
     pub(super) fn empty_on_host(&self, device: &Device, unread: &Unread) -> ModuleOptimizer {
         self.with_each(|optimizer| Shared {
-            optimizer: Arc::new(OffloadedAny::new(optimizer)),
             device: Some(device.clone()),
             unread: unread.clone(),
+            ..Shared::from(Arc::new(OffloadedAny::new(optimizer)) as Arc<dyn DynOptimizer>)
         })
     }
 
@@ -102,7 +108,7 @@ impl OptimizerGroups {
     }
 }
 
-/// Whether [`update_together`](kiln_optimizers::update_together) joins the updates of an optimizer.
+/// Whether [`update_together`] joins the updates of an optimizer.
 fn joins<O: 'static>() -> bool {
     let optimizer = TypeId::of::<O>();
     [TypeId::of::<FusedAdamW>(), TypeId::of::<FusedAdam>(), TypeId::of::<FusedSgd>()].contains(&optimizer)
@@ -115,6 +121,14 @@ struct Shared {
     device: Option<Device>,
     /// Collects parameters whose state cannot be read.
     unread: Unread,
+    /// The factor of the gradients, if each step is one of [`update_together`].
+    factor: Option<f64>,
+}
+
+impl From<Arc<dyn DynOptimizer>> for Shared {
+    fn from(optimizer: Arc<dyn DynOptimizer>) -> Self {
+        Self { optimizer, device: None, unread: Unread::default(), factor: None }
+    }
 }
 
 impl DynOptimizer for Shared {
@@ -126,7 +140,13 @@ impl DynOptimizer for Shared {
         grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        self.optimizer.step_dyn(rank, lr, tensor, grad, state)
+        match self.factor {
+            Some(factor) => {
+                let step = || self.optimizer.step_dyn(rank, lr, tensor.clone(), grad.clone(), state.clone());
+                update_together(factor, step).result
+            }
+            None => self.optimizer.step_dyn(rank, lr, tensor, grad, state),
+        }
     }
 
     fn to_device_dyn(&self, state: DynState, device: &Device) -> DynState {

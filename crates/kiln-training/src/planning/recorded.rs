@@ -8,7 +8,9 @@ use std::panic::resume_unwind;
 use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
-use kiln_memory::{BackendProfile, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with};
+use kiln_memory::{
+    BackendProfile, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with,
+};
 
 use super::by_rows::{Asked, only_by_rows};
 use crate::batch::Batch;
@@ -97,12 +99,12 @@ impl RecordedStep {
                 loss
             };
             let in_parts = Cell::new(false);
-            let groups = |model: &T::Model| {
+            let optimizers = |model: &T::Model| {
                 let groups = optimizer(model);
                 in_parts.set(groups.joins);
-                groups.groups().to_vec()
+                Optimizers { groups: groups.recorded(kind.scales_gradients), scale_gradients: groups.joins }
             };
-            let trace = record_step_with(built, loss, groups, options);
+            let trace = record_step_with(built, loss, optimizers, options);
             match (refused.take(), in_parts.get()) {
                 (Some(error), _) => Err(error),
                 (None, true) => Ok(trace?.with_parts_in_store(PART)),

@@ -5,7 +5,7 @@ use burn::optim::ModuleOptimizer;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Device;
 use kiln_checkpointing::{InitialValues, Streamed};
-use kiln_optimizers::joins_updates;
+use kiln_optimizers::scales_in_update;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
 use super::report::{Boundary, Guard};
@@ -180,9 +180,9 @@ impl<M: Module> ModelState<M> {
         tracing::info!("step {step}: optimizer state is {}", if on_host { "in host memory" } else { "on the device" });
     }
 
-    /// Whether one kernel updates many parameters, which a GPU gains by.
+    /// Whether the optimizers unscale and clip the gradients themselves: without memory for it, and on a GPU many at once.
     pub(crate) fn updates_together(&self) -> bool {
-        self.groups.joins && !self.state_on_host && joins_updates(&self.settings.device)
+        self.groups.joins && !self.state_on_host && scales_in_update(&self.settings.device)
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {
