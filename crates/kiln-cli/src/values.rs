@@ -25,6 +25,9 @@ pub(crate) const PRECISION: Words<Precision> = Words(&[
     ("f16", &["fp16", "float16", "half", "amp"], Precision::F16),
     ("bf16", &["bfloat16"], Precision::BF16),
 ]);
+/// `--parameters`.
+pub(crate) const PARAMETERS: Words<Precision> =
+    Words(&[("f32", &["fp32", "float32"], Precision::F32), ("bf16", &["bfloat16"], Precision::BF16)]);
 /// `--optimizer`, as `OptimizerConfig::NAMES` has them.
 pub(crate) const OPTIMIZER: Words<&str> = Words(&[
     ("adamw", &[], "adamw"),

@@ -43,7 +43,7 @@ mod error;
 mod precision;
 mod scaling;
 
-pub use autocast::{Autocast, CastTo, Policy, check_dtypes, in_f32, uncast};
+pub use autocast::{Autocast, CastTo, Policy, check_dtypes, in_f32, uncast, widened};
 pub use check_device::check_device;
 pub use error::Error;
 pub use precision::Precision;

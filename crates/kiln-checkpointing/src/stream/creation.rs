@@ -22,9 +22,9 @@ pub struct Creation {
     /// part. For an optimizer that updates each element by itself, as Adam and SGD do, and not for one with state in blocks of few bits, or
     /// with norms of rows or of whole parameters. `None`: parameters are not divided.
     pub part_bytes: Option<usize>,
-    /// The dtype that the store has parameters in which are f32: bf16, for an optimizer that rounds stochastically, as `StochasticBf16` of
-    /// kiln-optimizers, which has other noise for a parameter that is divided. Gradients are summed in f32. Default: the dtype of each.
-    pub dtype: Option<DType>,
+    /// The dtypes that the store has parameters in which are f32, by path: bf16, for an optimizer that rounds stochastically, as
+    /// `StochasticBf16` of kiln-optimizers. Gradients are summed in f32. A parameter in bf16 is not divided. Default: the dtype of each.
+    pub dtypes: BTreeMap<String, DType>,
     /// Whether the store may have parameters, which are replaced, with the optimizer's state for them. An interruption leaves those that it
     /// has.
     pub replaces: bool,

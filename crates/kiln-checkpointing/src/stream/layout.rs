@@ -22,9 +22,10 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// A parameter in parts of at most `part` bytes, or undivided.
+    /// A parameter in parts of at most `part` bytes, or undivided. One in bf16 is not divided: the noise that it is rounded with would be
+    /// another one.
     pub(super) fn of(id: ParamId, path: String, shape: Vec<usize>, dtype: DType, part: Option<usize>) -> Self {
-        let rows = part.map_or(shape[0].max(1), |part| rows_of_part(&shape, part));
+        let rows = part.filter(|_| dtype == DType::F32).map_or(shape[0].max(1), |part| rows_of_part(&shape, part));
         Self { id: id.val(), path, rows, shape, dtype }
     }
 

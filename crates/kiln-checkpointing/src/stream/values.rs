@@ -43,7 +43,8 @@ impl Empty<'_> {
     fn dtype_of(&mut self, id: ParamId, own: DType) -> Option<DType> {
         let number = self.ids.get(&id).map_or(self.layout.entries.len(), |id| self.layout.numbers[id]);
         let known = self.known.get(number).or(self.layout.entries.get(number));
-        let dtype = known.map(|known| known.dtype).or(self.how.dtype).filter(|_| own == DType::F32).unwrap_or(own);
+        let wished = || self.how.dtypes.get(&self.path.join(".")).copied();
+        let dtype = known.map(|known| known.dtype).or_else(wished).filter(|_| own == DType::F32).unwrap_or(own);
         match dtype {
             DType::F32 | DType::BF16 => Some(dtype),
             _ => {

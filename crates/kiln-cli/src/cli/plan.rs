@@ -7,7 +7,7 @@ use kiln_parallel::Schedule;
 use kiln_precision::Precision;
 
 use super::examples;
-use crate::values::{OPTIMIZER, PLANNED_DEVICE, PRECISION, SCHEDULE, Size};
+use crate::values::{OPTIMIZER, PARAMETERS, PLANNED_DEVICE, PRECISION, SCHEDULE, Size};
 
 /// Nothing is computed: the figures are those of a recorded step.
 #[derive(Args)]
@@ -34,6 +34,9 @@ pub(crate) struct PlanArgs {
     /// A step in f16 takes the memory and the time of one in bf16.
     #[arg(long, value_parser = PRECISION, value_name = "NAME")]
     pub(crate) precision: Option<Precision>,
+    /// What parameters are stored in; bf16 is also what layers compute in then [default: f32]
+    #[arg(long, value_parser = PARAMETERS, value_name = "NAME")]
+    pub(crate) parameters: Option<Precision>,
     /// The optimizer [default: that of the recipe]
     ///
     /// Ways with its state in host memory are compared as well on cuda, and without this option those with the recipe's optimizer in 8 bits.

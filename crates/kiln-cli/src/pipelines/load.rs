@@ -8,7 +8,7 @@ use burn::module::Module;
 use kiln_compression::{FakeQuantizer, Nest, Quantization, QuantizedModel, Range, reshape_like, set_input_ranges};
 use kiln_data::printable;
 use kiln_models::SafetensorsModel;
-use kiln_precision::{Policy, uncast};
+use kiln_precision::{Policy, uncast, widened};
 use kiln_training::{Checkpoints, load_model};
 
 use super::compression::{CompressionSettings, simulate_inputs};
@@ -22,13 +22,14 @@ pub const QUANTIZED: &str = "quantized.safetensors";
 /// The file of the ranges of layers' inputs, beside the quantised weights.
 pub const INPUT_RANGES: &str = "input-ranges.json";
 
-/// Loads the model of a run directory (from its newest whole checkpoint), of one checkpoint, or of a safetensors file.
+/// Loads the model of a run directory (from its newest whole checkpoint), of one checkpoint, or of a safetensors file. Its parameters are
+/// f32, also those that were saved in 16 bits.
 ///
 /// # Errors
 /// Errors of a file that cannot be read, or that belongs to another model.
 pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
     match checkpoint_of(path)? {
-        Some(checkpoint) => Ok(load_model(model, checkpoint)?),
+        Some(checkpoint) => Ok(widened(load_model(model, checkpoint)?)),
         None => Ok(model.load_safetensors(path)?),
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::compression::CompressionSettings;
 use super::parallel::{ParallelSettings, Places, Replicas};
 use crate::usage::Usage;
-use crate::values::{LoaderMemory, MemorySetting, PRECISION, absolute_path, device, device_name, number};
+use crate::values::{LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, device, device_name, number};
 use crate::words::counted;
 
 /// Settings of a run: the tables of every pipeline, and those of one of them.
@@ -70,6 +70,12 @@ pub struct RunSettings {
     #[arg(long, value_parser = PRECISION, value_name = "NAME", help_heading = "Precision")]
     #[serde(default)]
     pub precision: Precision,
+    /// What parameters are stored in; bf16 with --precision bf16 [default: f32]
+    ///
+    /// In bf16 there is no copy in f32: an update is computed in f32 and rounded stochastically. Norms and embeddings stay f32.
+    #[arg(long, value_parser = PARAMETERS, value_name = "NAME", help_heading = "Precision")]
+    #[serde(default, skip_serializing_if = "is_f32")]
+    pub parameters: Precision,
     /// Gradient checkpointing: recompute activations [default: none]
     ///
     /// none, every:K blocks, sqrt, offload, or auto:SIZE: the fastest plan whose step is predicted to stay within a size,
@@ -188,6 +194,7 @@ impl RunSettings {
             batch_size,
             micro_batch: None,
             precision: Precision::F32,
+            parameters: Precision::F32,
             checkpointing: Recompute::None,
             memory: None,
             store: None,
@@ -262,7 +269,19 @@ impl RunSettings {
 
     /// The precision policy of the model. The models compute their norms in f32.
     pub fn policy(&self) -> Policy {
-        Policy::new(self.precision).keep_norms()
+        let policy = Policy::new(self.precision).keep_norms();
+        if self.parameters == Precision::F32 { policy } else { policy.storing() }
+    }
+
+    /// Refuses parameters that are stored in another precision than layers compute in.
+    pub(crate) fn check_precision(&self) -> Result<(), Usage> {
+        match self.parameters {
+            Precision::F32 => Ok(()),
+            stored if stored == self.precision => Ok(()),
+            stored => {
+                Err(Usage(format!("--precision is {}, expected {stored} beside --parameters {stored}", self.precision)))
+            }
+        }
     }
 
     /// When to evaluate and save, in addition to the ends of epochs.
@@ -293,6 +312,10 @@ impl RunSettings {
     }
 }
 
+fn is_f32(precision: &Precision) -> bool {
+    *precision == Precision::F32
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -320,10 +343,11 @@ mod tests {
     }
 
     /// Options whose value is not the number 7.
-    const VALUES: [(&str, &str); 8] = [
+    const VALUES: [(&str, &str); 9] = [
         ("data", "text"),
         ("device", "gpu:3"),
         ("precision", "amp"),
+        ("parameters", "bf16"),
         ("checkpointing", "sqrt"),
         ("memory", "7MiB"),
         ("loader_memory", "7MiB"),

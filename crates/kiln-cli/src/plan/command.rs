@@ -40,6 +40,9 @@ pub(super) fn words<'a>(what: &[String], arguments: &PlanArgs, steps: impl Into<
     let mut words = begin(what, arguments);
     words.extend(["--micro-batch".into(), steps.micro_batch.to_string()]);
     words.extend(["--precision".into(), steps.precision.to_string()]);
+    if let Some(stored) = arguments.parameters {
+        words.extend(["--parameters".into(), stored.to_string()]);
+    }
     if steps.checkpoints.recomputed() > 0 {
         words.extend(["--checkpointing".into(), steps.checkpoints.to_string()]);
     }
@@ -85,7 +88,8 @@ fn division(words: &mut Vec<String>, layout: &DeviceLayout, on_gpu: bool) {
 /// Notes on the differences between the command and `train` with only a memory limit.
 pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
     let memory = &arguments.memory.text;
-    let bits = (plan.precision != Precision::F32 && arguments.precision.is_none()).then_some("--allow-bf16");
+    let bits = (plan.precision != Precision::F32 && arguments.precision.or(arguments.parameters).is_none())
+        .then_some("--allow-bf16");
     let small =
         (!plan.optimizer.has_same_numbers() && arguments.optimizer.is_none()).then_some("--allow-8bit-optimizer");
     let allowed: Vec<&str> = bits.into_iter().chain(small).collect();

@@ -7,7 +7,7 @@ mod table;
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
@@ -137,11 +137,17 @@ fn plan<T: Task>(
         None => optimizer,
         Some(name) => OptimizerConfig::named(name).map_err(|error| Usage(error.to_string()))?,
     };
-    let precisions = match arguments.precision {
+    let stored = arguments.parameters.filter(|stored| *stored != Precision::F32);
+    let precisions = match (arguments.precision, stored) {
         // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
-        None => vec![Precision::F32, Precision::BF16],
-        Some(precision) => vec![precision],
+        (None, None) => vec![Precision::F32, Precision::BF16],
+        (Some(precision), Some(stored)) if precision != stored => {
+            bail!(Usage(format!("--precision is {precision}, expected {stored} beside --parameters {stored}")))
+        }
+        (Some(precision), _) | (None, Some(precision)) => vec![precision],
     };
+    let policy = Policy::new(precisions[0]).keep_norms();
+    let policy = if stored.is_some() { policy.storing() } else { policy };
     let builder = builder
         .with_optimizer(move |model| optimizer.groups(model))
         .with_clip_norm(1.0)
@@ -150,7 +156,7 @@ fn plan<T: Task>(
             let store = arguments.store.clone().unwrap_or_else(|| "store".into());
             settings.memory.store = Some(StoreConfig::Directory(store));
         })
-        .with_precision(Policy::new(precisions[0]).keep_norms());
+        .with_precision(policy);
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.with_allowed_precision(*precision));
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
         optimizer.offloaded_groups(model)

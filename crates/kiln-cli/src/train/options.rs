@@ -140,6 +140,7 @@ pub(super) fn apply<P: Pipeline>(
         settings.optimizer = settings.optimizer.with_weight_decay(decay);
     }
     settings.optimizer.check().map_err(|error| Usage(error.to_string()))?;
+    settings.run.check_precision()?;
     if let Some(base_batch) = call.base_batch {
         if base_batch == 0 {
             bail!(Usage("--base-batch is 0, expected at least 1".into()));

@@ -45,7 +45,7 @@ pub(super) fn divide(
         trace.path_of(tensors_of(block, next).find(gradient)? as usize)
     };
     let summed: BTreeSet<&str> = blocks.iter().filter(is_sum).filter_map(gradient_of).collect();
-    let (mut divided, mut state, mut learned, mut largest) = (vec![], 0, 0, 0);
+    let (mut divided, mut state, mut learned, mut largest, mut whole) = (vec![], 0, 0, 0, 0);
     for block in blocks.iter().filter(|block| block.dies as usize >= start) {
         let tensors = || tensors_of(block, next);
         let of_role = |role| tensors().find(|tensor| trace.tensors[*tensor as usize].role == role);
@@ -60,8 +60,13 @@ pub(super) fn divide(
         let place = segments.iter().position(|segment| path.is_some_and(|path| segment.parameters.contains(path)));
         if parameter.is_some() {
             if tensors().any(|tensor| used[tensor as usize].is_some_and(|(_, last)| last >= update)) {
-                learned += block.bytes;
-                largest = largest.max(block.bytes);
+                // A parameter in bf16 is updated in f32, and never in parts.
+                let of_f32s = parameter.map_or(0, |tensor| 4 / trace.tensors[tensor as usize].dtype.size() as u64);
+                learned += block.bytes * of_f32s;
+                match of_f32s {
+                    1 => largest = largest.max(block.bytes),
+                    _ => whole = whole.max(block.bytes * of_f32s),
+                }
             }
             match place {
                 Some(_) => divided.extend(visits(&segments, path.unwrap_or_default()).map(|visit| Block {
@@ -92,7 +97,7 @@ pub(super) fn divide(
     }
     *blocks = divided;
     let largest = trace.by_rows.values().copied().fold(largest, u64::max);
-    let largest = trace.part.map_or(largest, |part| largest.min(part));
+    let largest = trace.part.map_or(largest, |part| largest.min(part)).max(whole);
     let of_largest = (largest as f64 * state as f64 / (learned.max(1)) as f64) as u64;
     workspaces[update..end].fill(VALUES * largest + STATES * of_largest);
 }

@@ -5,6 +5,8 @@
 pub struct StepOptions {
     /// Whether gradients are summed over several micro-batches. The sum is then alive during the forward and backward pass.
     pub accumulate: bool,
+    /// Whether gradients of other dtypes are cast to f32 after the backward pass, as kiln-accumulation does: those of parameters in bf16.
+    pub gradients_in_f32: bool,
     /// Whether all old parameters are kept until all new ones are made, as when `optimizer.step` gets a clone of the model.
     pub keep_parameters: bool,
     /// Whether gradients are multiplied by a number before the update, for clipping or to remove a loss scale.
@@ -23,6 +25,7 @@ impl Default for StepOptions {
     fn default() -> Self {
         Self {
             accumulate: false,
+            gradients_in_f32: false,
             keep_parameters: false,
             scale_gradients: false,
             reads_norm: false,

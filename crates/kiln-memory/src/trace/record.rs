@@ -237,15 +237,16 @@ fn step<M: Module + 'static>(
     };
     let mut sums =
         Sums { options, gradients: GradientsParams::new(), sum: GradientsParams::new(), found: vec![], path: vec![] };
+    let in_f32 = options.gradients_in_f32;
     // The first step makes the optimizer's state; its parameters are of no interest.
-    model.visit(&mut FirstGradients(&mut update.gradients));
+    model.visit(&mut FirstGradients { gradients: &mut update.gradients, in_f32 });
     drop(model.clone().map(&mut update));
     update.found.clear();
     update.release();
     update.releases.clear();
     let mut ids = HashSet::new();
     if options.accumulate {
-        model.visit(&mut FirstGradients(&mut sums.sum));
+        model.visit(&mut FirstGradients { gradients: &mut sums.sum, in_f32 });
         model.visit(&mut NoteSums { sums: &mut sums, in_place, ids: &mut ids });
     }
 

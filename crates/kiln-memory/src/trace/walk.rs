@@ -6,7 +6,7 @@ use burn::backend::capture::TensorId;
 use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
 use super::options::StepOptions;
 use super::recorder::Role;
@@ -88,14 +88,18 @@ impl ModuleMapper for Untrack {
     }
 }
 
-/// A gradient of zeros for every parameter that learns.
-pub(super) struct FirstGradients<'a>(pub(super) &'a mut GradientsParams);
+/// A gradient of zeros for every parameter that learns, in f32 or in the parameter's dtype.
+pub(super) struct FirstGradients<'a> {
+    pub(super) gradients: &'a mut GradientsParams,
+    pub(super) in_f32: bool,
+}
 
 impl ModuleVisitor for FirstGradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.is_require_grad() {
             let value = untracked(param.val());
-            self.0.register(param.id, Tensor::<D>::zeros(value.shape(), &value.device()));
+            let dtype = if self.in_f32 { DType::F32 } else { value.dtype() };
+            self.gradients.register(param.id, Tensor::<D>::zeros(value.shape(), (&value.device(), dtype)));
         }
     }
 }
@@ -137,6 +141,9 @@ impl ModuleVisitor for Sums {
         let Some(mut gradient) = self.gradients.remove::<D>(param.id) else { return };
         let path = joined(&self.path);
         self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path.clone()))));
+        if self.options.gradients_in_f32 && gradient.dtype() != DType::F32 {
+            gradient = gradient.cast(DType::F32);
+        }
         if let Some(sum) = self.sum.remove::<D>(param.id) {
             gradient = sum + gradient;
         }

@@ -1,7 +1,7 @@
 //! The cast of parameters when a layer reads them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::backend::Capture;
@@ -108,7 +108,7 @@ fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
 #[derive(Clone, Debug)]
 pub struct Autocast {
     /// The dtype in which the parameter at each path is read. Buffers have no entry.
-    pub(super) dtypes: HashMap<String, DType>,
+    pub(super) dtypes: BTreeMap<String, DType>,
 }
 
 impl Reparameterizer for Autocast {

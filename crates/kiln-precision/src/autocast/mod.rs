@@ -7,4 +7,4 @@ mod policy;
 
 pub use cast::{Autocast, CastTo, in_f32, uncast};
 pub use check_dtypes::check_dtypes;
-pub use policy::Policy;
+pub use policy::{Policy, widened};

@@ -1,6 +1,6 @@
 //! Policies: the precision in which each parameter is read or stored.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
@@ -33,6 +33,8 @@ pub struct Policy {
     keep_kinds: BTreeSet<String>,
     #[serde(default)]
     keep_norms: bool,
+    #[serde(default)]
+    stores: bool,
 }
 
 impl Policy {
@@ -59,6 +61,18 @@ impl Policy {
         self
     }
 
+    /// Has the parameters that layers read in bf16 *stored* in bf16, without a master copy in f32: [`apply`](Self::apply) then does what
+    /// [`store`](Self::store) does. Under f32 it changes nothing.
+    #[must_use]
+    pub fn storing(self) -> Self {
+        Self { stores: true, ..self }
+    }
+
+    /// Whether parameters are stored in 16 bits: those of a policy that is [`storing`](Self::storing) and does not compute in f32.
+    pub fn stores(&self) -> bool {
+        self.stores && self.compute != Precision::F32
+    }
+
     /// Sets the precision that layers compute in. The parameters that stay f32 are not changed.
     #[must_use]
     pub fn computing_in(self, compute: Precision) -> Self {
@@ -68,6 +82,15 @@ impl Policy {
     /// The precision that layers compute in.
     pub fn compute(&self) -> Precision {
         self.compute
+    }
+
+    /// Puts `model` under the policy: [`autocast`](Self::autocast), or [`store`](Self::store) if the policy is
+    /// [`storing`](Self::storing).
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn apply<M: Module>(&self, model: M) -> Result<M, Error> {
+        if self.stores() { self.store(model) } else { self.autocast(model) }
     }
 
     /// Makes the layers of `model` read their parameters in [`compute`](Self::compute). Stored parameters, gradients, optimizer state and
@@ -112,37 +135,29 @@ impl Policy {
     /// # Errors
     /// Those of [`autocast`](Self::autocast), and [`Error::StoresF16`].
     pub fn store<M: Module>(&self, model: M) -> Result<M, Error> {
-        struct Store(HashMap<String, DType>, Vec<String>);
-        impl ModuleMapper for Store {
-            fn enter_module(&mut self, name: &str, _: &str) {
-                self.1.push(name.to_owned());
-            }
-            fn exit_module(&mut self, _: &str, _: &str) {
-                self.1.pop();
-            }
-            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                let Some(dtype) = self.0.get(&self.1.join(".")).copied() else { return param };
-                param.map(|tensor| {
-                    // The result is a new leaf: the cast must not be part of a graph.
-                    let learned = tensor.is_require_grad();
-                    match tensor.is_autodiff() {
-                        true => Tensor::from_inner(tensor.inner().cast(dtype)).set_require_grad(learned),
-                        false => tensor.cast(dtype),
-                    }
-                })
-            }
+        let dtypes = self.stored_dtypes(&model)?;
+        if dtypes.is_empty() {
+            return Ok(model);
         }
-        let dtypes = self.dtypes(&model)?;
+        Ok(model.map(&mut Convert { dtypes, path: vec![] }))
+    }
+
+    /// The dtypes that [`store`](Self::store) gives to parameters, by path, for those that are not f32. A store of parameters takes them
+    /// too (`Creation` of kiln-checkpointing). Parameters that burn has not initialised stay so.
+    ///
+    /// # Errors
+    /// Those of [`store`](Self::store).
+    pub fn stored_dtypes(&self, model: &impl Module) -> Result<BTreeMap<String, DType>, Error> {
+        let mut dtypes = self.dtypes(model)?;
+        dtypes.retain(|_, dtype| *dtype != DType::F32);
         match self.compute {
-            Precision::F32 => return Ok(model),
-            Precision::F16 => return Err(Error::StoresF16),
-            Precision::BF16 => {}
+            Precision::F16 => Err(Error::StoresF16),
+            Precision::F32 | Precision::BF16 => Ok(dtypes),
         }
-        Ok(model.map(&mut Store(dtypes, vec![])))
     }
 
     /// The dtype in which each parameter is read, by path. Running statistics are left out.
-    fn dtypes(&self, model: &impl Module) -> Result<HashMap<String, DType>, Error> {
+    fn dtypes(&self, model: &impl Module) -> Result<BTreeMap<String, DType>, Error> {
         let parameters = Parameters::of(model);
         if let Some((path, by)) = parameters.reparameterized.first() {
             return Err(Error::Reparameterized { path: path.clone(), by: by.clone() });
@@ -171,4 +186,49 @@ impl Policy {
         let kept = kept || self.keep_paths.iter().any(|path| place.is_within(path));
         if kept { DType::F32 } else { self.compute.dtype() }
     }
+}
+
+/// Converts parameters at some paths to other dtypes.
+struct Convert {
+    dtypes: BTreeMap<String, DType>,
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Convert {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.dtypes.get(&self.path.join(".")) {
+            Some(dtype) => in_dtype(param, *dtype),
+            None => param,
+        }
+    }
+}
+
+/// The parameter in `dtype`: a new leaf, since the cast must not be part of a graph.
+fn in_dtype<const D: usize>(param: Param<Tensor<D>>, dtype: DType) -> Param<Tensor<D>> {
+    if param.dtype() == dtype {
+        return param;
+    }
+    param.map(|tensor| {
+        let learned = tensor.is_require_grad();
+        tensor.cast(dtype).detach().set_require_grad(learned)
+    })
+}
+
+/// The model with all parameters in f32, such as one whose file has them in 16 bits.
+pub fn widened<M: Module>(model: M) -> M {
+    struct Widen;
+    impl ModuleMapper for Widen {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            in_dtype(param, DType::F32)
+        }
+    }
+    model.map(&mut Widen)
 }

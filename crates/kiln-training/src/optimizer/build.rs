@@ -5,17 +5,15 @@ use std::sync::Arc;
 use burn::module::{Module, ParamGroup};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdafactorConfig, AdamWConfig, AdjustLrFn, DynOptimizer, LionConfig, MuonConfig, Optimizer, SgdConfig,
-};
-use kiln_optimizers::{AdamW4bit, AdamW8bit, Elementwise, FusedAdamW, FusedSgd, Offloaded, Sgd8bit};
+use burn::optim::{AdafactorConfig, AdamWConfig, AdjustLrFn, LionConfig, MuonConfig, Optimizer, SgdConfig};
+use kiln_optimizers::{AdamW4bit, AdamW8bit, Elementwise, FusedAdamW, FusedSgd, Offloaded, Sgd8bit, StochasticBf16};
 
 use super::config::OptimizerConfig;
-use super::groups::OptimizerGroups;
+use super::groups::{NOISE, OneOptimizer, OptimizerGroups};
 use super::parameters::Kinds;
 
-/// Elements of a chunk of a parameter whose state comes from the host: 8 MiB of AdamW's state, which PCIe moves in less than a
-/// millisecond.
+/// Elements of a chunk of a parameter in bf16, or of one whose state comes from the host: 8 MiB of AdamW's state, which PCIe moves in less
+/// than a millisecond.
 const CHUNK: usize = 1 << 20;
 
 /// Where an optimizer keeps its state.
@@ -60,7 +58,7 @@ impl OptimizerConfig {
     }
 
     /// The optimizer with or without weight decay.
-    fn part(&self, state: StateDevice, decays: bool) -> Arc<dyn DynOptimizer> {
+    fn part(&self, state: StateDevice, decays: bool) -> OneOptimizer {
         let of = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
         match *self {
             Self::Sgd { momentum, weight_decay, nesterov } => {
@@ -98,23 +96,31 @@ impl OptimizerConfig {
 
 impl StateDevice {
     /// An optimizer that needs whole parameters.
-    fn whole<O: Optimizer>(self, optimizer: O) -> Arc<dyn DynOptimizer> {
+    fn whole<O: Optimizer>(self, optimizer: O) -> OneOptimizer {
         match self {
-            Self::Device => Arc::new(optimizer),
-            Self::Host => Arc::new(Offloaded::new(optimizer)),
+            Self::Device => OneOptimizer::whole(optimizer),
+            Self::Host => OneOptimizer {
+                plain: Arc::new(Offloaded::new(optimizer.clone())),
+                rounding: Arc::new(Offloaded::new(StochasticBf16::new(optimizer, NOISE))),
+            },
         }
     }
 
     /// An optimizer that can update a parameter in chunks.
-    fn by_chunks<O: Elementwise>(self, optimizer: O) -> Arc<dyn DynOptimizer> {
+    fn by_chunks<O: Elementwise>(self, optimizer: O) -> OneOptimizer {
+        let Ok(rounding) = StochasticBf16::by_chunks(optimizer.clone(), NOISE, CHUNK) else {
+            return self.whole(optimizer);
+        };
         match Offloaded::by_chunks(optimizer.clone(), CHUNK) {
-            Ok(offloaded) if self == Self::Host => Arc::new(offloaded),
-            _ => Arc::new(optimizer),
+            Ok(offloaded) if self == Self::Host => {
+                OneOptimizer { plain: Arc::new(offloaded), rounding: Arc::new(Offloaded::new(rounding)) }
+            }
+            _ => OneOptimizer { plain: Arc::new(optimizer), rounding: Arc::new(rounding) },
         }
     }
 
     /// An optimizer with quantised state, which moves between device and host as a whole. If its settings are refused, `full`.
-    fn or_f32<O: Optimizer, E>(self, quantized: Result<O, E>, full: impl Elementwise) -> Arc<dyn DynOptimizer> {
+    fn or_f32<O: Optimizer, E>(self, quantized: Result<O, E>, full: impl Elementwise) -> OneOptimizer {
         match quantized {
             Ok(optimizer) => self.whole(optimizer),
             Err(_) => self.by_chunks(full),

@@ -3,11 +3,11 @@
 use std::any::TypeId;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::module::ParamGroup;
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
-use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
-use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, update_together};
+use burn::tensor::{DType, Device, Tensor};
+use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, StochasticBf16, update_together};
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
@@ -24,29 +24,73 @@ use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, update_toge
 /// ```
 #[derive(Clone)]
 pub struct OptimizerGroups {
-    groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
+    groups: Vec<(ParamGroup, OneOptimizer)>,
     description: Option<String>,
-    /// Whether the updates of all groups can be joined, and each updates every element of a parameter by itself.
+    /// Whether each optimizer updates every element of a parameter by itself, and its updates can be joined.
     pub(crate) joins: bool,
+    /// Whether parameters are in bf16.
+    rounds: bool,
+}
+
+/// An optimizer, and the same for parameters in bf16.
+#[derive(Clone)]
+pub(super) struct OneOptimizer {
+    pub(super) plain: Arc<dyn DynOptimizer>,
+    pub(super) rounding: Arc<dyn DynOptimizer>,
+}
+
+/// The seed of the noise with which parameters in bf16 are rounded. Each parameter adds a number made of its first values.
+pub(super) const NOISE: u64 = 0;
+
+impl OneOptimizer {
+    /// An optimizer that updates whole parameters.
+    pub(super) fn whole<O: Optimizer>(optimizer: O) -> Self {
+        Self { plain: Arc::new(optimizer.clone()), rounding: Arc::new(StochasticBf16::new(optimizer, NOISE)) }
+    }
 }
 
 impl<O: Optimizer> From<O> for OptimizerGroups {
     fn from(optimizer: O) -> Self {
-        let description = Some(std::any::type_name::<O>().to_owned());
-        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description, joins: joins::<O>() }
+        let groups = vec![(ParamGroup::all(), OneOptimizer::whole(optimizer))];
+        Self::of(groups, std::any::type_name::<O>().to_owned(), joins::<O>())
     }
 }
 
 impl OptimizerGroups {
     /// The first group must have all parameters.
-    pub(super) fn of(groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>, description: String, joins: bool) -> Self {
-        Self { groups, description: Some(description), joins }
+    pub(super) fn of(groups: Vec<(ParamGroup, OneOptimizer)>, description: String, joins: bool) -> Self {
+        Self { groups, description: Some(description), joins, rounds: false }
+    }
+
+    /// The optimizers for the parameters of `model`: those in bf16 are rounded stochastically.
+    pub(crate) fn for_model(self, model: &impl Module) -> Self {
+        struct FindBf16(bool);
+        impl ModuleVisitor for FindBf16 {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0 |= param.is_initialized() && param.dtype() == DType::BF16;
+            }
+        }
+        let mut found = FindBf16(false);
+        model.visit(&mut found);
+        Self { rounds: found.0, ..self }
+    }
+
+    /// Whether the optimizers multiply gradients by a factor themselves.
+    pub(crate) fn scales(&self) -> bool {
+        self.joins && !self.rounds
+    }
+
+    /// The groups with the optimizers for this model.
+    fn chosen(&self) -> impl Iterator<Item = (ParamGroup, Arc<dyn DynOptimizer>)> {
+        let choose =
+            |optimizer: &OneOptimizer| if self.rounds { &optimizer.rounding } else { &optimizer.plain }.clone();
+        self.groups.iter().map(move |(group, optimizer)| (group.clone(), choose(optimizer)))
     }
 
     /// Uses `optimizer` for the parameters of `group`. A parameter in several groups belongs to the one that was added last.
     #[must_use]
     pub fn with_group<O: Optimizer>(mut self, group: ParamGroup, optimizer: O) -> Self {
-        self.groups.push((group, Arc::new(optimizer)));
+        self.groups.push((group, OneOptimizer::whole(optimizer)));
         self.joins &= joins::<O>();
         let description = self.description.take();
         self.description = description.map(|text| format!("{text}, {}", std::any::type_name::<O>()));
@@ -63,11 +107,12 @@ impl OptimizerGroups {
         self.description.as_deref()
     }
 
-    /// The groups to be recorded, the first of which has all parameters. Optimizers that join multiply gradients if `scales`.
-    pub(crate) fn recorded(&self, scales: bool) -> Vec<(ParamGroup, Arc<dyn DynOptimizer>)> {
-        let factor = (self.joins && scales).then_some(0.5);
-        let each = self.groups.iter().cloned();
-        each.map(|(group, optimizer)| (group, Arc::new(Shared { factor, ..Shared::from(optimizer) }) as _)).collect()
+    /// The groups to be recorded, the first of which has all parameters. Those that multiply gradients by a factor do so if `scaled`.
+    pub(crate) fn recorded(&self, scaled: bool) -> Vec<(ParamGroup, Arc<dyn DynOptimizer>)> {
+        let factor = (self.scales() && scaled).then_some(0.5);
+        self.chosen()
+            .map(|(group, optimizer)| (group, Arc::new(Shared { factor, ..Shared::from(optimizer) }) as _))
+            .collect()
     }
 
     /// burn's optimizer of a whole module, without state.
@@ -102,9 +147,7 @@ impl OptimizerGroups {
     fn with_each(&self, make: impl Fn(Arc<dyn DynOptimizer>) -> Shared) -> ModuleOptimizer {
         // burn needs a concrete optimizer to begin with; the first group then replaces it for all parameters.
         let start = ModuleOptimizer::from(SgdConfig::new().build());
-        self.groups
-            .iter()
-            .fold(start, |all, (group, optimizer)| all.with_group(group.clone(), make(optimizer.clone()), None))
+        self.chosen().fold(start, |all, (group, optimizer)| all.with_group(group, make(optimizer), None))
     }
 }
 

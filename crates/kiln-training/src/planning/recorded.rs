@@ -78,6 +78,7 @@ impl RecordedStep {
         let once = |accumulate, asked: &Asked| {
             let options = StepOptions {
                 accumulate,
+                gradients_in_f32: true,
                 scale_gradients: kind.scales_gradients,
                 reads_norm: true,
                 update_chunks: Some(CHUNKS),
@@ -102,7 +103,7 @@ impl RecordedStep {
             let optimizers = |model: &T::Model| {
                 let groups = optimizer(model);
                 in_parts.set(groups.joins);
-                Optimizers { groups: groups.recorded(kind.scales_gradients), scale_gradients: groups.joins }
+                Optimizers { groups: groups.recorded(kind.scales_gradients), scale_gradients: groups.scales() }
             };
             let trace = record_step_with(built, loss, optimizers, options);
             match (refused.take(), in_parts.get()) {

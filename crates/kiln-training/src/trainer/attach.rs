@@ -19,9 +19,15 @@ const NOTHING: &str = "nothing";
 /// Changes a model and its optimizer before a step, given the number of steps taken so far. `None` leaves both unchanged.
 pub(super) type Edit<M> = Box<dyn FnMut(u64, &M, &ModuleOptimizer) -> Result<Option<(M, ModuleOptimizer)>, Error>>;
 
-/// Attaches only a policy's cast.
-pub(super) fn autocast<M: Module>() -> Attach<M> {
-    Box::new(|model, policy| Ok((policy.autocast(model)?, NOTHING.to_owned())))
+/// The note in checkpoints if parameters are stored in bf16.
+const STORED: &str = "storage in bf16";
+
+/// Attaches only a policy's cast, or stores parameters as the policy says.
+pub(super) fn policy_alone<M: Module>() -> Attach<M> {
+    Box::new(|model, policy| {
+        let note = if policy.stores() { STORED } else { NOTHING };
+        Ok((policy.apply(model)?, note.to_owned()))
+    })
 }
 
 /// Attaches the result of `make` below a policy's cast.
@@ -34,6 +40,11 @@ where
     Box::new(move |model, policy| {
         let first = make(&model).map_err(|error| Error::Model(Box::new(error)))?;
         let settings = format!("{first:?}");
+        if policy.stores() {
+            let (name, value) = ("attachment to the parameters", "set".into());
+            let expected = "none in a run whose parameters are stored in bf16";
+            return Err(Error::InvalidSetting { name, value, expected });
+        }
         let cast = policy.reparameterizer(&model)?;
         Ok((model.apply_reparameterization(Nest::new(first, cast)), settings))
     })

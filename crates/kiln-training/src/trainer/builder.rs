@@ -14,11 +14,11 @@ use kiln_parallel::Communicator;
 use kiln_precision::{Policy, Precision};
 use kiln_recovery::{Failure, Patience};
 
-use super::attach::{Attach, Edit, autocast, below_the_cast};
+use super::attach::{Attach, Edit, below_the_cast, policy_alone};
 use super::config::{CheckpointConfig, MemoryConfig, RunConfig};
 use super::events::{Event, RunLength};
 use super::initial::{Init, InitialModel};
-use super::trainer::{MakeOptimizer, Observer};
+use super::trainer::{MakeOptimizer, Observer, made_by};
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -102,8 +102,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             task,
             initial: InitialModel::new(init),
             schedule: Schedule::constant(1e-3),
-            optimizers: Optimizers { own: Box::new(move |_| adamw()), allowed: vec![], compared: vec![] },
-            attach: autocast(),
+            optimizers: Optimizers { own: made_by(move |_: &T::Model| adamw()), allowed: vec![], compared: vec![] },
+            attach: policy_alone(),
             attaches: false,
             edit: None,
             allocator: None,
@@ -234,7 +234,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// Uses one of burn's optimizers, or several for groups of parameters; see [`OptimizerGroups`].
     #[must_use]
     pub fn with_optimizer<O: Into<OptimizerGroups>>(self, optimizer: impl Fn(&T::Model) -> O + 'static) -> Self {
-        let optimizers = Optimizers { own: Box::new(move |model| optimizer(model).into()), ..self.optimizers };
+        let optimizers = Optimizers { own: made_by(optimizer), ..self.optimizers };
         Self { optimizers, ..self }
     }
 
@@ -251,7 +251,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         which: impl Into<PlannedOptimizer>,
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
-        let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
+        let make = made_by(optimizer);
         self.optimizers.allowed.push(AllowedOptimizer { which: which.into(), make });
         self
     }
@@ -264,7 +264,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         name: impl Into<String>,
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
-        let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
+        let make = made_by(optimizer);
         let which = PlannedOptimizer::Other { name: name.into(), on_host: false };
         self.optimizers.compared.push(AllowedOptimizer { which, make });
         self

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use kiln_memory::{Measured, Meter, Prediction, thread_scratch_bytes};
@@ -25,6 +26,11 @@ use crate::task::Task;
 use crate::transaction::{CHUNKS, Compute, ModelState, StoreConfig, chunk_bytes};
 
 pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
+
+/// The optimizers that a function makes, for parameters in the dtypes of the model.
+pub(super) fn made_by<M: Module, O: Into<OptimizerGroups>>(optimizer: impl Fn(&M) -> O + 'static) -> MakeOptimizer<M> {
+    Box::new(move |model| optimizer(model).into().for_model(model))
+}
 pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 
 /// A model in training inside a memory budget. Made by [`Trainer::builder`].

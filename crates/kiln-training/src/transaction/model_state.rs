@@ -112,7 +112,7 @@ impl<M: Module> ModelState<M> {
             let (model, streamed) = match store {
                 Some(store) => {
                     let in_parts = groups(&model).joins;
-                    store.take(model, values, in_parts)?
+                    store.take(model, values, in_parts, &settings.policy)?
                 }
                 None => {
                     initialize(&model);
@@ -182,7 +182,7 @@ impl<M: Module> ModelState<M> {
 
     /// Whether the optimizers unscale and clip the gradients themselves: without memory for it, and on a GPU many at once.
     pub(crate) fn updates_together(&self) -> bool {
-        self.groups.joins && !self.state_on_host && scales_in_update(&self.settings.device)
+        self.groups.scales() && !self.state_on_host && scales_in_update(&self.settings.device)
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! A run whose parameters, gradients and optimizer state are in a store: how they get there, and the norm of their gradients.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, RowParts, Store, Streamed};
-use kiln_precision::{Probed, squares_of, squares_of_rows};
+use kiln_precision::{Policy, Probed, squares_of, squares_of_rows};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -57,15 +57,17 @@ impl StoredParameters {
     }
 
     /// Moves the parameters of `model` into the store with their initial values, or takes those that it has. `in_parts`: whether the optimizer
-    /// updates each element by itself.
+    /// updates each element by itself. `policy` says in which dtypes they are.
     pub(super) fn take<M: Module>(
         self,
         model: M,
         values: InitialValues,
         in_parts: bool,
+        policy: &Policy,
     ) -> Result<(M, Option<Streamed>), Error> {
         let part_bytes = in_parts.then_some(PART as usize);
-        let how = Creation { part_bytes, replaces: true, values, ..Creation::default() };
+        let dtypes = if policy.stores() { policy.stored_dtypes(&model)? } else { BTreeMap::new() };
+        let how = Creation { part_bytes, dtypes, replaces: true, values };
         // A run that has taken no step begins anew: other settings may have made the model.
         let moved = |store: Box<dyn Store>, model: M| match Streamed::note_in(&*store)? {
             Some(note) if has_steps(&note) => Streamed::open_with(store, model, &how.values),

@@ -25,6 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
         large_vocabularies(),
         smaller_models(),
         optimizers(),
+        stored_in_bf16(),
         schedules(),
         stages_of_chains(),
         replicas(),
@@ -150,6 +151,33 @@ fn optimizers() -> Vec<Case> {
     let case = case.steps(6).named("two optimizers of burn");
     let ways = vec![Way::default(), Way::streamed(1)];
     cases.push(Case { groups: Some(two_optimizers), ways, ..case });
+    cases
+}
+
+/// Parameters that are stored in bf16, with optimizers that settings name and those of burn.
+fn stored_in_bf16() -> Vec<Case> {
+    let stored = |case: Case| {
+        case.with(|settings| Settings { policy: Policy::new(Precision::BF16).keep_norms().storing(), ..settings })
+    };
+    let mut cases = vec![];
+    for (name, make, optimizer, disturbed) in [
+        ("ResNet", resnet(4, false), OptimizerConfig::sgd(), false),
+        ("GPT with dropout", Make::Gpt(gpt(0.2, false)), OptimizerConfig::adamw(), true),
+        (
+            "GPT with a large vocabulary",
+            Make::Gpt(large_vocabulary()),
+            OptimizerConfig::named("adamw8bit").unwrap(),
+            false,
+        ),
+    ] {
+        let case = Case::new(make.clone(), optimizer, 4, 2).named(format!("{name}, {optimizer:?}, stored in bf16"));
+        let ways = vec![Way::default(), Way::streamed(make.blocks_in_store())];
+        let on_host = Way { on_host: true, ..Way::default() };
+        let more = if disturbed { [plans(&make), vec![on_host]].concat() } else { vec![on_host] };
+        cases.push(Case { ways, more, disturbed, ..stored(case) });
+    }
+    let case = Case::new(wide(), OptimizerConfig::sgd(), 8, 8).steps(4).named("two optimizers of burn, stored in bf16");
+    cases.push(Case { groups: Some(two_optimizers), ways: vec![Way::default(), Way::streamed(1)], ..stored(case) });
     cases
 }
 
