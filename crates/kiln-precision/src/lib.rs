@@ -1,7 +1,8 @@
 //! Mixed precision for any burn module: autocast and loss scaling.
 //!
 //! - [`Policy`]: `policy.autocast(model)` makes layers compute in f16 or bf16 while parameters, gradients, optimizer state and
-//!   records stay f32. [`in_f32`] runs a part of a forward pass in f32.
+//!   records stay f32. [`in_f32`] runs a part of a forward pass in f32. A policy that is [storing](Policy::storing) has the parameters
+//!   in bf16 as well.
 //! - [`check_device`] tests whether a device computes correctly in a precision, [`check_dtypes`] whether a program mixes dtypes.
 //! - [`LossScaler`] scales a loss and unscales its gradients; the types allow only the correct order. [`Scaling::next`] is its
 //!   pure state machine.

@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use burn::tensor::DType;
+
 use crate::trace::{StepTrace, TraceRole};
 
 use super::memory::{Block, tensors_of};
@@ -45,6 +47,12 @@ pub(super) fn divide(
         trace.path_of(tensors_of(block, next).find(gradient)? as usize)
     };
     let summed: BTreeSet<&str> = blocks.iter().filter(is_sum).filter_map(gradient_of).collect();
+    let is_narrow = |tensor: &u32| {
+        let tensor = &trace.tensors[*tensor as usize];
+        tensor.role == TraceRole::Parameter && tensor.dtype != DType::F32
+    };
+    let narrow = (0..trace.tensors.len() as u32).filter(is_narrow).filter_map(|tensor| trace.path_of(tensor as usize));
+    let narrow: BTreeSet<&str> = narrow.collect();
     let (mut divided, mut state, mut learned, mut largest, mut whole) = (vec![], 0, 0, 0, 0);
     for block in blocks.iter().filter(|block| block.dies as usize >= start) {
         let tensors = || tensors_of(block, next);
@@ -83,6 +91,10 @@ pub(super) fn divide(
                     // A gradient is added to its sum as soon as it is made.
                     true if path.is_some_and(|path| summed.contains(path)) => (block.born, block.born),
                     true => (block.born, backward.end as u32 - 1),
+                    // That of a parameter in 16 bits is read when the segment is done.
+                    false if path.is_some_and(|path| narrow.contains(path)) => {
+                        (backward.end as u32 - 1, backward.end as u32 - 1)
+                    }
                     false => (*sums as u32, backward.end as u32 - 1),
                 },
             };
@@ -124,7 +136,10 @@ fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<
                 matches!(role, TraceRole::Parameter | TraceRole::Gradient)
                     && path.is_some_and(|path| parameters.contains(path))
             };
-            read.chain(trace.graph.outputs_at(*index).iter().copied()).any(is_own)
+            let is_sum = trace.graph.inputs_at(*index).len() > 1
+                && read.clone().all(|tensor| trace.tensors[tensor as usize].role == TraceRole::Gradient);
+            // Gradients in 16 bits are added to their sums in the store, whenever a step in memory adds them.
+            !is_sum && read.chain(trace.graph.outputs_at(*index).iter().copied()).any(is_own)
         };
         let mut used = (backward..update).filter(uses);
         let first = used.next().unwrap_or(backward);

@@ -140,10 +140,10 @@ impl ModuleVisitor for Sums {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(mut gradient) = self.gradients.remove::<D>(param.id) else { return };
         let path = joined(&self.path);
-        self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path.clone()))));
         if self.options.gradients_in_f32 && gradient.dtype() != DType::F32 {
             gradient = gradient.cast(DType::F32);
         }
+        self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path.clone()))));
         if let Some(sum) = self.sum.remove::<D>(param.id) {
             gradient = sum + gradient;
         }
