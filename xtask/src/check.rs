@@ -46,6 +46,9 @@ pub(crate) fn run(arguments: &Check) -> Result<()> {
         return interfaces(revision, &arguments.crates);
     }
     let (steps, filter) = match &arguments.cuda {
+        Some(Some(filter)) if arguments.without_tests => {
+            bail!(Usage(format!("--cuda {filter} chooses tests, expected --cuda alone beside --without-tests")))
+        }
         Some(Some(filter)) => (&CUDA[CUDA.len() - 1..], Some(filter)),
         Some(None) => (&CUDA[..CUDA.len() - usize::from(arguments.without_tests)], None),
         None => (&STEPS[..STEPS.len() - usize::from(arguments.without_tests)], None),

@@ -11,6 +11,7 @@ const SUMMED: StepOptions = StepOptions {
     accumulate: true,
     keep_parameters: false,
     scale_gradients: true,
+    gradients_in_f32: true,
     reads_norm: true,
     update_chunks: Some(UpdateChunks { parts: 8, least: 1 << 10 }),
     batches: [2, 3],
