@@ -109,7 +109,7 @@ fn drawn(random: &mut StdRng, data: &str) -> String {
         }
     };
     let batch = pick(random, &["8", "16", "64", "256"]);
-    let precision = pick(random, &["f32", "bf16"]);
+    let precision = pick(random, &["f32", "bf16", "bf16 --parameters bf16"]);
     let optimizer = pick(random, &["adamw", "adamw8bit", "sgd"]);
     let evaluate = pick(random, &["0", "1", "3"]);
     let save = pick(random, &["1", "2", "5"]);
