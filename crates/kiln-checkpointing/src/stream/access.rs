@@ -79,10 +79,15 @@ impl Streamed {
     /// Writes the value of a parameter, in its dtype and without a graph, for the next commit.
     ///
     /// # Errors
-    /// [`Error::Store`].
+    /// [`Error::StoreMismatch`] for a value in another dtype, and [`Error::Store`].
     pub fn write_value<const D: usize>(&self, id: ParamId, value: Tensor<D>) -> Result<(), Error> {
         let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(()) };
-        let (bytes, entry) = (bytes_of(value)?, &self.layout().entries[number]);
+        let entry = &self.layout().entries[number];
+        if value.dtype() != entry.dtype {
+            let reason = format!("{} is {:?}, expected {:?}", entry.path, value.dtype(), entry.dtype);
+            return Err(Error::StoreMismatch { reason });
+        }
+        let bytes = bytes_of(value)?;
         write_parts(number, entry, Content::Value, &bytes, |blob, part| self.write(blob, part))
     }
 

@@ -8,6 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_data::printable;
 use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig};
+use kiln_precision::Precision;
 use kiln_report::CompressionPage;
 use kiln_training::evaluate;
 
@@ -140,7 +141,8 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Trained> {
     let run = source.run_mut();
     run.leave_training(arguments.device.as_ref());
     run.data = arguments.data.clone().or(run.data.take());
-    // The start and the training options of the run do not apply to the smaller model.
+    // The start and the training options of the run do not apply to the smaller model. Masks and fake quantisation need parameters in f32.
+    run.parameters = Precision::F32;
     (run.init, run.from, run.patience) = (None, None, None);
     run.freeze.clear();
     run.seed = arguments.seed.unwrap_or(run.seed);

@@ -30,7 +30,7 @@ pub const INPUT_RANGES: &str = "input-ranges.json";
 pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
     match checkpoint_of(path)? {
         Some(checkpoint) => Ok(widened(load_model(model, checkpoint)?)),
-        None => Ok(model.load_safetensors(path)?),
+        None => Ok(widened(model.load_safetensors(path)?)),
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod bad_input;
+mod bf16_parameters;
 mod classify;
 mod completions;
 mod compress;

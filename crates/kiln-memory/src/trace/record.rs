@@ -67,7 +67,7 @@ pub fn record_step<M: Module + 'static, O: Optimizer>(
 ) -> Result<StepTrace, Error> {
     let optimizers = |_: &M| Optimizers {
         groups: vec![(ParamGroup::all(), Arc::new(optimizer.clone()) as Arc<dyn DynOptimizer>)],
-        scale_gradients: false,
+        scales_in_update: false,
     };
     record_step_with(build, forward, optimizers, options)
 }
@@ -78,7 +78,7 @@ pub struct Optimizers {
     /// parameters.
     pub groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
     /// Whether the optimizers multiply the gradients themselves, so that [`StepOptions::scale_gradients`] records nothing.
-    pub scale_gradients: bool,
+    pub scales_in_update: bool,
 }
 
 /// Records one training step as [`record_step`] does, with several optimizers for groups of parameters. `optimizers` is called once for
@@ -220,8 +220,8 @@ fn step<M: Module + 'static>(
     }
     roles.append(&mut parameters.found);
 
-    let Optimizers { groups, scale_gradients } = optimizers(&model);
-    let options = StepOptions { scale_gradients: options.scale_gradients && !scale_gradients, ..options };
+    let Optimizers { groups, scales_in_update } = optimizers(&model);
+    let options = StepOptions { scale_gradients: options.scale_gradients && !scales_in_update, ..options };
     let mut update = Update {
         groups,
         options,

@@ -43,7 +43,7 @@ pub struct Updated<R> {
 /// dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no result. On other devices it
 /// runs once.
 ///
-/// Other optimizers do not see the factor, and compute twice.
+/// Other optimizers do not see the factor, and compute twice if `step` runs twice.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -91,8 +91,8 @@ pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> Updated<R> {
     Updated { result, written: None }
 }
 
-/// Whether [`update_together`] multiplies gradients without memory for the products on a device: the CPU device, and CubeCL devices, but those
-/// with few tensors a kernel (WebGPU).
+/// Whether [`update_together`] multiplies gradients without a scaled copy of each on a device: on the CPU device and on CubeCL devices, but not
+/// on WebGPU, whose kernels read few tensors.
 pub fn scales_in_update(device: &Device) -> bool {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "flex")]

@@ -62,7 +62,7 @@ impl Policy {
     }
 
     /// Has the parameters that layers read in bf16 *stored* in bf16, without a master copy in f32: [`apply`](Self::apply) then does what
-    /// [`store`](Self::store) does. Under f32 it changes nothing.
+    /// [`store`](Self::store) does. Under f32 it changes nothing. In PyTorch: `model.to(torch.bfloat16)`.
     #[must_use]
     pub fn storing(self) -> Self {
         Self { stores: true, ..self }
@@ -222,7 +222,7 @@ fn in_dtype<const D: usize>(param: Param<Tensor<D>>, dtype: DType) -> Param<Tens
     })
 }
 
-/// The model with all parameters in f32, such as one whose file has them in 16 bits.
+/// The model with all parameters in f32, such as one whose file has them in 16 bits. In PyTorch: `model.float()`.
 pub fn widened<M: Module>(model: M) -> M {
     struct Widen;
     impl ModuleMapper for Widen {

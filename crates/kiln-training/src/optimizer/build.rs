@@ -108,14 +108,16 @@ impl StateDevice {
 
     /// An optimizer that can update a parameter in chunks.
     fn by_chunks<O: Elementwise>(self, optimizer: O) -> OneOptimizer {
-        let Ok(rounding) = StochasticBf16::by_chunks(optimizer.clone(), NOISE, CHUNK) else {
-            return self.whole(optimizer);
-        };
-        match Offloaded::by_chunks(optimizer.clone(), CHUNK) {
-            Ok(offloaded) if self == Self::Host => {
-                OneOptimizer { plain: Arc::new(offloaded), rounding: Arc::new(Offloaded::new(rounding)) }
+        /// In chunks also where it rounds.
+        fn one<O: Elementwise>(optimizer: O) -> OneOptimizer {
+            match StochasticBf16::by_chunks(optimizer.clone(), NOISE, CHUNK) {
+                Ok(rounding) => OneOptimizer { plain: Arc::new(optimizer), rounding: Arc::new(rounding) },
+                Err(_) => OneOptimizer::whole(optimizer),
             }
-            _ => OneOptimizer { plain: Arc::new(optimizer), rounding: Arc::new(rounding) },
+        }
+        match Offloaded::by_chunks(optimizer.clone(), CHUNK) {
+            Ok(offloaded) if self == Self::Host => one(offloaded),
+            _ => one(optimizer),
         }
     }
 

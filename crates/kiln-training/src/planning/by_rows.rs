@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use kiln_checkpointing::{RowParts, Streamed};
 use kiln_memory::StepTrace;
 
@@ -35,8 +35,11 @@ impl Asked {
         self.streams
     }
 
-    /// Notes a parameter that is divided into parts in a store.
+    /// Notes a parameter that is divided into parts in a store: one in f32.
     pub(crate) fn rows(&self, parameter: &Param<Tensor<2>>) -> Option<Arc<dyn RowParts>> {
+        if parameter.dtype() != DType::F32 {
+            return None;
+        }
         let rows = Sizes::of(parameter.base().dims());
         if rows.count() > 1 {
             self.parameters.borrow_mut().insert(parameter.id);

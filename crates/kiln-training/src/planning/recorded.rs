@@ -103,7 +103,7 @@ impl RecordedStep {
             let optimizers = |model: &T::Model| {
                 let groups = optimizer(model);
                 in_parts.set(groups.joins);
-                Optimizers { groups: groups.recorded(kind.scales_gradients), scale_gradients: groups.scales() }
+                Optimizers { groups: groups.recorded(kind.scales_gradients), scales_in_update: groups.scales() }
             };
             let trace = record_step_with(built, loss, optimizers, options);
             match (refused.take(), in_parts.get()) {

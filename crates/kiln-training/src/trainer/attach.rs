@@ -19,14 +19,14 @@ const NOTHING: &str = "nothing";
 /// Changes a model and its optimizer before a step, given the number of steps taken so far. `None` leaves both unchanged.
 pub(super) type Edit<M> = Box<dyn FnMut(u64, &M, &ModuleOptimizer) -> Result<Option<(M, ModuleOptimizer)>, Error>>;
 
-/// The note in checkpoints if parameters are stored in bf16.
-const STORED: &str = "storage in bf16";
-
 /// Attaches only a policy's cast, or stores parameters as the policy says.
 pub(super) fn policy_alone<M: Module>() -> Attach<M> {
     Box::new(|model, policy| {
-        let note = if policy.stores() { STORED } else { NOTHING };
-        Ok((policy.apply(model)?, note.to_owned()))
+        let note = match policy.stores() {
+            true => format!("storage in {:?}", policy.stored_dtypes(&model)?),
+            false => NOTHING.to_owned(),
+        };
+        Ok((policy.apply(model)?, note))
     })
 }
 

@@ -35,8 +35,8 @@ pub struct RunConfig {
     pub batch_scaling: Option<BatchScaling>,
     /// The global norm that larger gradients are scaled down to. Default: none.
     pub clip_norm: Option<f64>,
-    /// The precision of layers and parameters. Under a policy that is [storing](Policy::storing), parameters are in bf16, and every optimizer
-    /// rounds its updates of them stochastically. Default: f32.
+    /// The precision of layers and parameters. Under a policy that is [storing](Policy::storing), parameters are in bf16. The trainer
+    /// rounds updates of parameters in bf16 stochastically, whatever the optimizer: pass it as it is, not in a `StochasticBf16`. Default: f32.
     pub precision: Policy,
     /// How the loss is scaled. Default: as the precision needs it.
     pub loss_scaling: Option<Scaling>,

@@ -94,7 +94,7 @@ impl<T: Task> Trainer<T> {
         &self.task
     }
 
-    /// The model after the last step. It computes in the policy's precision; its records are f32. Blocks that are streamed have no values,
+    /// The model after the last step. It computes in the policy's precision; its records are f32, or have what the policy stores in bf16. Blocks that are streamed have no values,
     /// and compute NaN: see [`streamed`](Self::streamed).
     pub fn model(&self) -> &T::Model {
         &self.run.model

@@ -171,7 +171,7 @@ fn a_parameter_in_bf16_is_not_divided_and_those_in_f32_are() {
     };
     let (streamed, model) = Streamed::create_with(HostStore::new(), blocks(), &how).unwrap();
     let [narrow, wide] = [&model[0], &model[1]].map(|block| block.linear.weight.id);
-    assert_eq!((streamed.parts(narrow), streamed.parts(wide)), (vec![0..8], vec![0..4, 4..8]));
+    assert_eq!((streamed.parts(narrow).len(), streamed.parts(wide)), (1, vec![0..4, 4..8]));
     assert_eq!(streamed.value_of_part(narrow, 0).unwrap().len(), 2 * 8 * 8);
     assert!(streamed.rows(narrow).is_none() && streamed.rows(wide).is_some(), "operations by rows read f32");
     let value = streamed.value::<2>(narrow, &Device::flex()).unwrap().unwrap();
