@@ -7,21 +7,21 @@ mod table;
 
 use std::io::Write;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
 use kiln_memory::BackendProfile;
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
-use kiln_precision::{Policy, Precision};
+use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
 use crate::cli::{Plan, PlanArgs};
 use crate::output::print_json;
-use crate::pipelines::NextToken;
 use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
+use crate::pipelines::{NextToken, RunSettings};
 use crate::usage::Usage;
 use crate::words::counted;
 use table::{Facts, legend, table};
@@ -141,13 +141,11 @@ fn plan<T: Task>(
     let precisions = match (arguments.precision, stored) {
         // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
         (None, None) => vec![Precision::F32, Precision::BF16],
-        (Some(precision), Some(stored)) if precision != stored => {
-            bail!(Usage(format!("--precision is {precision}, expected {stored} beside --parameters {stored}")))
-        }
         (Some(precision), _) | (None, Some(precision)) => vec![precision],
     };
-    let policy = Policy::new(precisions[0]).keep_norms();
-    let policy = if stored.is_some() { policy.storing() } else { policy };
+    let parameters = arguments.parameters.unwrap_or_default();
+    let run = RunSettings { precision: precisions[0], parameters, ..RunSettings::new(1, batch) };
+    run.check_precision()?;
     let builder = builder
         .with_optimizer(move |model| optimizer.groups(model))
         .with_clip_norm(1.0)
@@ -156,7 +154,7 @@ fn plan<T: Task>(
             let store = arguments.store.clone().unwrap_or_else(|| "store".into());
             settings.memory.store = Some(StoreConfig::Directory(store));
         })
-        .with_precision(policy);
+        .with_precision(run.policy());
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.with_allowed_precision(*precision));
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
         optimizer.offloaded_groups(model)

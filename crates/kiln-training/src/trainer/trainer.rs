@@ -31,6 +31,7 @@ pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
 pub(super) fn made_by<M: Module, O: Into<OptimizerGroups>>(optimizer: impl Fn(&M) -> O + 'static) -> MakeOptimizer<M> {
     Box::new(move |model| optimizer(model).into().for_model(model))
 }
+
 pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 
 /// A model in training inside a memory budget. Made by [`Trainer::builder`].
@@ -94,8 +95,8 @@ impl<T: Task> Trainer<T> {
         &self.task
     }
 
-    /// The model after the last step. It computes in the policy's precision; its records are f32, or have what the policy stores in bf16. Blocks that are streamed have no values,
-    /// and compute NaN: see [`streamed`](Self::streamed).
+    /// The model after the last step. It computes in the policy's precision; its records are f32, or have what the policy stores in bf16. Blocks
+    /// that are streamed have no values, and compute NaN: see [`streamed`](Self::streamed).
     pub fn model(&self) -> &T::Model {
         &self.run.model
     }
