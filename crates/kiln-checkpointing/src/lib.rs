@@ -46,7 +46,7 @@ pub use autograd::{Checkpoint, TensorMap, Tensors, checkpoint};
 pub use error::Error;
 pub use kiln_operations::RowParts;
 pub use plan::{Chain, ChainCost, Cost, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve};
-pub use stream::{Blob, Content, Creation, FileStore, HostStore, InitialValues, Store, Streamed};
+pub use stream::{Blob, Content, Creation, FileStore, HostStore, InitialValues, Parts, Store, Streamed};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/checkpointing.md")]

@@ -7,7 +7,7 @@
 //! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
 //! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them.
-//! - [`RowParts`]: a matrix that is in memory some rows at a time.
+//! - [`RowParts`]: a matrix that is in memory some rows at a time. [`update_part`]: an optimizer's update of some rows of a parameter.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
 //!
@@ -38,6 +38,7 @@ mod product;
 mod row_parts;
 pub mod simd;
 mod sums;
+mod updated_part;
 
 pub use capture::{like, operation, operations};
 pub use cost::{Call, Cost, Operand};
@@ -50,6 +51,7 @@ pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, 
 pub use product::{Cpu, Product};
 pub use row_parts::RowParts;
 pub use sums::{accumulate_into, root_accumulating};
+pub use updated_part::{UpdatedPart, update_part, updated_part};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the
 /// last bits differ from run to run (burn-flex 0.22, `sum_f32_contiguous`).

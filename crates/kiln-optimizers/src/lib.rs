@@ -53,6 +53,7 @@ pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState, Updated, scales_
 pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
 pub use quantized::{
     AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
+    is_number_of_rows,
 };
 pub use record::{StateFormat, check_record, to_f32, to_quantized};
 pub use stochastic::{StochasticBf16, StochasticState};

@@ -11,19 +11,18 @@ use burn::store::burn_pack::Tensor as Filed;
 use burn::tensor::{Bool, Bytes, DType, Device, Int, Tensor, TensorData};
 
 use super::bytes::bytes_of;
-use super::layout::Entry;
+use super::layout::{Entry, Parts};
 use super::store::{Blob, Content, Store};
 use crate::Error;
 
 /// How parameters get into a store.
 #[derive(Clone, Debug, Default)]
 pub struct Creation {
-    /// [Updates](crate::Streamed::update) change parameters of more bytes in parts of several rows, one after the other, and take the memory of a
-    /// part. For an optimizer that updates each element by itself, as Adam and SGD do, and not for one with state in blocks of few bits, or
-    /// with norms of rows or of whole parameters. `None`: parameters are not divided.
-    pub part_bytes: Option<usize>,
+    /// How [updates](crate::Streamed::update) divide large parameters. Not for an optimizer with norms of rows or of whole parameters. `None`:
+    /// parameters are not divided.
+    pub parts: Option<Parts>,
     /// The dtypes that the store has parameters in which are f32, by path: bf16, for an optimizer that rounds stochastically, as
-    /// `StochasticBf16` of kiln-optimizers. Gradients are summed in f32. A parameter in bf16 is not divided. Default: the dtype of each.
+    /// `StochasticBf16` of kiln-optimizers. Gradients are summed in f32. Default: the dtype of each.
     pub dtypes: BTreeMap<String, DType>,
     /// Whether the store may have parameters, which are replaced, with the optimizer's state for them. An interruption leaves those that it
     /// has.

@@ -21,6 +21,7 @@ pub use creation::{Creation, InitialValues};
 pub use file::FileStore;
 pub use host::HostStore;
 pub(crate) use inputs::Stored;
+pub use layout::Parts;
 pub use store::{Blob, Content, Store};
 pub(crate) use streamed::Source;
 pub use streamed::Streamed;

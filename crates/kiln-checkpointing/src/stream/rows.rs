@@ -7,32 +7,28 @@ use burn::module::ParamId;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_operations::RowParts;
 
-use super::layout::{Entry, rows_of_part};
+use super::layout::Entry;
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
 use crate::Error;
 
-/// A parameter whose value is in a store alone, in the parts that it is updated in.
+/// A parameter whose value is in a store alone, in the parts that it is updated in. Operations read it in f32. The gradients of one in bf16
+/// are in bf16, as those of a parameter in memory, and summed in f32.
 struct Rows {
     streamed: Streamed,
     number: usize,
 }
 
 impl Streamed {
-    /// Rows of each [part](crate::Creation::part_bytes) of at most `part` bytes of a parameter.
-    pub fn rows_of_part(shape: &[usize], part: usize) -> usize {
-        rows_of_part(shape, part)
-    }
-
     /// The rows of a matrix for operations that read some at a time, such as `kiln_layers::embedding_by_rows`. `None` for a parameter whose value is
-    /// in memory, for one that is not divided into [parts](crate::Creation::part_bytes), and for one in bf16.
+    /// in memory, and for one that is not divided into [parts](crate::Creation::parts).
     ///
     /// Several operations of a pass may use them. Their gradients are added as burn adds those of a parameter in memory: the last
     /// operation's first, and their sum to that of the micro-batches before.
     pub fn rows(&self, id: ParamId) -> Option<Arc<dyn RowParts>> {
         let number = self.layout().numbers.get(&id).copied()?;
         let entry = &self.layout().entries[number];
-        let in_parts = entry.shape.len() == 2 && entry.parts() > 1 && entry.dtype == DType::F32 && self.has(id);
+        let in_parts = entry.shape.len() == 2 && entry.parts() > 1 && self.has(id);
         in_parts.then(|| Arc::new(Rows { streamed: self.clone(), number }) as Arc<dyn RowParts>)
     }
 
@@ -82,11 +78,14 @@ impl Rows {
 
     fn add(&self, part: usize, gradient: TensorData) -> Result<(), Error> {
         let unread = |e: &dyn fmt::Display| Error::Store { path: "a gradient".into(), reason: e.to_string() };
-        let mut gradient = gradient.try_into_vec::<f32>().map_err(|e| unread(&e))?;
+        let values = |data: TensorData| data.try_into_vec::<f32>().map_err(|e| unread(&e));
+        let mut gradient = values(gradient)?;
         let uses = self.streamed.lock().uses.get(&self.number).copied().unwrap_or_default();
         let (first, last) = uses.first_and_last();
         if !first {
             self.plus(self.blob(Content::Partial, part), &mut gradient)?;
+            let rounded = TensorData::new(gradient, self.entry().shape_of(part)).convert_dtype(self.entry().dtype);
+            gradient = values(rounded.convert_dtype(DType::F32))?;
         }
         if last && self.streamed.is_summed(self.number) {
             self.plus(self.blob(Content::Gradient, part), &mut gradient)?;
@@ -124,7 +123,7 @@ impl RowParts for Rows {
         let (blob, shape) = (self.blob(Content::Value, part), self.entry().shape_of(part));
         let read = self.streamed.read(blob).and_then(|bytes| bytes.ok_or_else(|| super::bytes::missing(blob)));
         match read.and_then(|bytes| super::bytes::data(blob, bytes, (&shape, self.entry().dtype))) {
-            Ok(data) => data,
+            Ok(data) => data.convert_dtype(DType::F32),
             Err(error) => {
                 self.streamed.note_failure(&error);
                 TensorData::full(shape, f32::NAN)

@@ -7,8 +7,9 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, DType, Device, Tensor};
+use kiln_operations::{UpdatedPart, update_part};
 
-use super::bytes::{bytes_of, tensor};
+use super::bytes::{bytes_of, missing, tensor};
 use super::layout::Entry;
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
@@ -36,7 +37,7 @@ impl Streamed {
 
     /// Updates the parameters that have a gradient with `optimizer`, whose state for them is in the store, and with the sum of their
     /// gradients multiplied by `factor`. `module` is the model or the blocks, whose fields tell the paths of parameters. One parameter, or a
-    /// [part](crate::Creation::part_bytes) of it, is in memory at a time. The next [`commit`](Self::commit) makes the update current; until then it may be repeated.
+    /// [part](crate::Creation::parts) of it, is in memory at a time. The next [`commit`](Self::commit) makes the update current; until then it may be repeated.
     ///
     /// burn loads the optimizer's state on its default device, and moves it to that of the parameter.
     ///
@@ -81,7 +82,7 @@ impl Streamed {
         let record = self.read(blob(Content::State))?.filter(|bytes| !bytes.is_empty());
         let record = record.map(|bytes| OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes)));
         let record = record.transpose().map_err(|e| unreadable(&e))?.unwrap_or_default();
-        let tensors = record.len();
+        let (tensors, is_new) = (record.len(), record.is_empty());
         let mut optimizer = optimizer.clone().load_record(record);
         // burn begins anew with state that it cannot read.
         if !self.has_read(number) && optimizer.to_record().len() != tensors {
@@ -89,7 +90,12 @@ impl Streamed {
             return Err(Error::StoreMismatch { reason });
         }
         self.note_read(number, true);
-        let updated = self.step(&mut optimizer, rate, filled, gradients, number)?;
+        let of_part = self.updated_part(number, part, is_new)?;
+        let step = || self.step(&mut optimizer, rate, filled, gradients, number);
+        let updated = match of_part {
+            Some(of_part) => update_part(of_part, step)?,
+            None => step()?,
+        };
         // The state exists once more as a record and once as bytes: one after the other.
         let record = optimizer.to_record();
         drop(optimizer);
@@ -102,6 +108,33 @@ impl Streamed {
             Some(value) => self.write(blob(Content::Value), &value?),
             None => Ok(()),
         }
+    }
+
+    /// What an optimizer may ask about a part of a parameter, which may have no state yet. `None` for an undivided parameter.
+    fn updated_part(&self, number: usize, part: usize, is_new: bool) -> Result<Option<UpdatedPart>, Error> {
+        let entry = &self.layout().entries[number];
+        if entry.parts() == 1 {
+            return Ok(None);
+        }
+        let beginning = is_new.then(|| self.beginning(number, 64 * entry.dtype.size())).transpose()?;
+        let first_element = entry.rows_of(part).start * entry.shape[1..].iter().product::<usize>();
+        Ok(Some(UpdatedPart { shape: entry.shape.clone(), first_element, beginning }))
+    }
+
+    /// The first `count` bytes of a parameter's value after the last commit, or all of it.
+    fn beginning(&self, number: usize, count: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![];
+        for part in 0..self.layout().entries[number].parts() {
+            let blob = Blob::new(number, Content::Value, part);
+            if !self.read_into(blob, &mut bytes)? {
+                return Err(missing(blob));
+            }
+            if bytes.len() >= count {
+                break;
+            }
+        }
+        bytes.truncate(count);
+        Ok(bytes)
     }
 
     /// The optimizer's step for one parameter. Its gradient is in f32, also for a parameter in bf16, and burn's own optimizers panic on two

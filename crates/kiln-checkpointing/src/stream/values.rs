@@ -69,7 +69,7 @@ impl Empty<'_> {
         let known = self.known.get(self.layout.entries.len());
         let id = known.map_or(old, |known| known.id.into());
         self.ids.insert(old, id);
-        let entry = Entry::of(id, self.path.join("."), shape, dtype, self.how.part_bytes);
+        let entry = Entry::of(id, self.path.join("."), shape, dtype, self.how.parts);
         // The parts of a store are those that it was made with.
         let rows = known.map_or(entry.rows, |known| known.rows.max(1));
         let number = self.layout.add(Entry { rows, ..entry });

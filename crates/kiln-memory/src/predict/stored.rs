@@ -53,7 +53,11 @@ pub(super) fn divide(
     };
     let narrow = (0..trace.tensors.len() as u32).filter(is_narrow).filter_map(|tensor| trace.path_of(tensor as usize));
     let narrow: BTreeSet<&str> = narrow.collect();
-    let (mut divided, mut state, mut learned, mut largest, mut whole) = (vec![], 0, 0, 0, 0);
+    // The bytes of a parameter that an update has in memory.
+    let in_memory = |path: Option<&str>, bytes: u64| {
+        path.and_then(|path| trace.parts.get(path)).map_or(bytes, |part| bytes.min(*part))
+    };
+    let (mut divided, mut state, mut learned, mut largest) = (vec![], 0, 0, 0);
     for block in blocks.iter().filter(|block| block.dies as usize >= start) {
         let tensors = || tensors_of(block, next);
         let of_role = |role| tensors().find(|tensor| trace.tensors[*tensor as usize].role == role);
@@ -68,13 +72,10 @@ pub(super) fn divide(
         let place = segments.iter().position(|segment| path.is_some_and(|path| segment.parameters.contains(path)));
         if parameter.is_some() {
             if tensors().any(|tensor| used[tensor as usize].is_some_and(|(_, last)| last >= update)) {
-                // A parameter in bf16 is updated in f32, and never in parts.
+                // A parameter in bf16 is updated in f32.
                 let of_f32s = parameter.map_or(0, |tensor| 4 / trace.tensors[tensor as usize].dtype.size() as u64);
                 learned += block.bytes * of_f32s;
-                match of_f32s {
-                    1 => largest = largest.max(block.bytes),
-                    _ => whole = whole.max(block.bytes * of_f32s),
-                }
+                largest = largest.max(in_memory(path, block.bytes * of_f32s));
             }
             match place {
                 Some(_) => divided.extend(visits(&segments, path.unwrap_or_default()).map(|visit| Block {
@@ -108,8 +109,8 @@ pub(super) fn divide(
         }
     }
     *blocks = divided;
-    let largest = trace.by_rows.values().copied().fold(largest, u64::max);
-    let largest = trace.part.map_or(largest, |part| largest.min(part)).max(whole);
+    let by_rows = trace.by_rows.iter().map(|(path, bytes)| in_memory(Some(path), *bytes));
+    let largest = by_rows.fold(largest, u64::max);
     let of_largest = (largest as f64 * state as f64 / (learned.max(1)) as f64) as u64;
     workspaces[update..end].fill(VALUES * largest + STATES * of_largest);
 }

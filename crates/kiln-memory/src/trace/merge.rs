@@ -57,7 +57,7 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         releases,
         batches,
         stored: None,
-        part: None,
+        parts: BTreeMap::new(),
         by_rows: BTreeMap::new(),
     })
 }

@@ -1,5 +1,7 @@
 //! The steps of the stages that a model's chain of blocks is divided into, as traces of their own.
 
+use burn::tensor::DType;
+
 use super::graph::{Operation, Use};
 use super::passes::{NONE, backward_passes};
 use super::step_trace::{StepTrace, TraceRole};
@@ -40,14 +42,24 @@ impl StepTrace {
 
     /// The paths and numbers of elements of the parameters that learn, in the order of their updates.
     pub fn learned_parameters(&self) -> Vec<(&str, u64)> {
+        self.learned_shapes().map(|(path, shape, _)| (path, elements(&shape))).collect()
+    }
+
+    /// The paths of these parameters and the bytes of their values, which may have 16 bits.
+    pub fn learned_bytes(&self) -> Vec<(&str, u64)> {
+        self.learned_shapes().map(|(path, shape, dtype)| (path, elements(&shape) * dtype.size() as u64)).collect()
+    }
+
+    /// The paths, shapes and dtypes of the parameters that are updated.
+    pub(crate) fn learned_shapes(&self) -> impl Iterator<Item = (&str, Vec<usize>, DType)> {
         let [.., update, end] = self.phases;
         let outputs = (update..end).flat_map(|index| self.graph.outputs_at(index));
         let updated = outputs.filter(|output| self.tensors[**output as usize].role == TraceRole::Updated);
-        let learned = updated.filter_map(|output| {
-            let shape = &self.shapes[self.tensors[*output as usize].shape as usize];
-            Some((self.path_of(*output as usize)?, shape.iter().map(|dim| dim[0] as u64).product()))
-        });
-        learned.collect()
+        updated.filter_map(|output| {
+            let tensor = &self.tensors[*output as usize];
+            let shape = &self.shapes[tensor.shape as usize];
+            Some((self.path_of(*output as usize)?, shape.iter().map(|size| size[0]).collect(), tensor.dtype))
+        })
     }
 
     /// The step of a replica that keeps the optimizer state of only some parameters, and updates only these. `owns` gets the path of a
@@ -313,4 +325,8 @@ impl<'a> Divided<'a> {
         }
         trace
     }
+}
+
+fn elements(shape: &[usize]) -> u64 {
+    shape.iter().map(|size| *size as u64).product()
 }

@@ -31,9 +31,9 @@ pub struct StepTrace {
     /// The segments whose parameters are in a store, if gradients and optimizer state are in one.
     #[serde(default)]
     pub(crate) stored: Option<Vec<Range<usize>>>,
-    /// The most bytes of a parameter that an update in a store has in memory, if it divides parameters.
+    /// The bytes of each parameter that an update in a store has in memory, if it divides parameters.
     #[serde(default)]
-    pub(crate) part: Option<u64>,
+    pub(crate) parts: BTreeMap<String, u64>,
     /// Parameters that are in memory some rows at a time if there is a store, with their bytes.
     pub(crate) by_rows: BTreeMap<String, u64>,
 }

@@ -79,14 +79,10 @@ impl StepTrace {
         Ok(trace)
     }
 
-    /// Says that an update in a store has at most `part` bytes of a parameter in memory.
-    pub fn with_parts_in_store(self, part: u64) -> Self {
-        Self { part: Some(part), ..self }
-    }
-
-    /// Whether an update in a store takes parameters in parts.
-    pub fn has_parts_in_store(&self) -> bool {
-        self.part.is_some()
+    /// Says how many bytes of a parameter in f32 an update in a store has in memory, from the parameter's shape.
+    pub fn with_parts_in_store(self, bytes_of_part: impl Fn(&[usize]) -> u64) -> Self {
+        let parts = self.learned_shapes().map(|(path, shape, _)| (path.to_owned(), bytes_of_part(&shape))).collect();
+        Self { parts, ..self }
     }
 
     /// Says which parameters, by their paths and with their bytes, are in memory some rows at a time in a step in a store. The step was

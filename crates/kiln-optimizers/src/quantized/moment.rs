@@ -33,6 +33,11 @@ pub(super) fn check_shape<const D: usize>(shape: [usize; D], parameter: &Tensor<
     assert!(shape == dims, "the optimizer's state is that of a parameter of shape {shape:?}, expected {dims:?}");
 }
 
+/// Whether a number in an optimizer's record is the number of rows of its parameter: that of a part of the rows is another one.
+pub fn is_number_of_rows(name: &str) -> bool {
+    name.strip_suffix(".0").is_some_and(|path| path == SHAPE || path.ends_with(&format!(".{SHAPE}")))
+}
+
 /// Records the parts of a state other than its moments.
 pub(super) fn flatten_header(time: usize, shape: &[usize], prefix: &str, out: &mut StateSink) {
     out.push_scalar(prefix, TIME, time.into());

@@ -38,6 +38,14 @@ impl StateFormat {
     pub fn min_elements(&self) -> usize {
         self.min_elements
     }
+
+    /// A parameter can be updated in parts of several rows, each with a state of its own, if each part has a multiple of so many elements and
+    /// the last one at least as many: parts then have whole blocks, and none is so small that its moments would be f32. The bits are those of
+    /// an update of the whole parameter, unless codes are rounded stochastically.
+    pub fn elements_of_parts(&self) -> usize {
+        let block = self.moments.iter().map(|moment| moment.book.block()).max().unwrap_or(1);
+        self.min_elements.max(1).next_multiple_of(block)
+    }
 }
 
 impl fmt::Display for StateFormat {

@@ -16,6 +16,7 @@ use crate::elementwise::Elementwise;
 use crate::error::Error;
 use crate::parts::Parts;
 use crate::place::Place;
+use kiln_operations::{UpdatedPart, updated_part};
 use noise::{Key, mixed};
 use round::{round, widened};
 
@@ -37,7 +38,7 @@ use round::{round, widened};
 /// # The same bits
 /// The noise depends on (seed, salt, step, element). The salt is made from the parameter's first values when its state is made. It is
 /// part of the state's record, as is the step: a run that is resumed has the same bits as one without interruption. Chunks do not change
-/// the bits of an elementwise optimizer. All devices round alike, except for numbers below 2^-126, which some devices replace by 0.
+/// the bits of an elementwise optimizer, and neither do [parts](kiln_operations::UpdatedPart) that are updated by themselves. All devices round alike, except for numbers below 2^-126, which some devices replace by 0.
 ///
 /// ```
 /// use burn::module::{Module, ModuleMapper, Param};
@@ -104,10 +105,11 @@ impl<O: Optimizer> Optimizer for StochasticBf16<O> {
         let is_rounded = tensor.dtype() == DType::BF16;
         let (dims, device) = (tensor.dims(), tensor.device());
         let elements = if is_rounded { self.elements } else { usize::MAX };
+        let part = updated_part();
         let chunks = Chunks::of(tensor.shape().num_elements(), elements);
         let state = state.unwrap_or_else(|| StochasticState {
             step: 0,
-            salt: if is_rounded { salt(&tensor) } else { 0 },
+            salt: if is_rounded { salt(&tensor, part.as_ref()) } else { 0 },
             inner: None,
         });
         let StochasticState { step, salt, inner } = state;
@@ -116,6 +118,7 @@ impl<O: Optimizer> Optimizer for StochasticBf16<O> {
             None => (chunks, vec![]),
         };
         let key = Key::new(self.seed, salt, step);
+        let before = part.map_or(0, |part| part.first_element);
         let mut parts = parts.into_iter();
         let mut next = Vec::with_capacity(chunks.count());
         let tensor = by_chunks(chunks, tensor, grad, |first, tensor, grad| {
@@ -127,7 +130,7 @@ impl<O: Optimizer> Optimizer for StochasticBf16<O> {
             let (tensor, grad) = (widened(tensor), widened(grad));
             let (tensor, state) = self.optimizer.step(lr, tensor, grad, parts.next());
             next.extend(state);
-            round(tensor, first, key)
+            round(tensor, before + first, key)
         });
         let inner = Parts::of(chunks, &dims, next);
         (tensor, Some(StochasticState { step: step + 1, salt, inner }))
@@ -139,16 +142,21 @@ impl<O: Optimizer> Optimizer for StochasticBf16<O> {
     }
 }
 
-/// A number made of a parameter's shape and first values.
-fn salt<const D: usize>(parameter: &Tensor<D>) -> u64 {
-    let shape = parameter.dims().into_iter().fold(0, |salt, size| mixed(salt ^ size as u64));
+/// A number made of a parameter's shape and first values, also for a part of it.
+fn salt<const D: usize>(parameter: &Tensor<D>, part: Option<&UpdatedPart>) -> u64 {
+    let of_shape = |shape: &[usize]| shape.iter().fold(0, |salt, size| mixed(salt ^ *size as u64));
+    let of_bytes = |shape, bytes: &[u8]| bytes.iter().fold(shape, |salt, byte| mixed(salt ^ u64::from(*byte)));
+    if let Some(UpdatedPart { shape, beginning: Some(beginning), .. }) = part {
+        return of_bytes(of_shape(shape), beginning);
+    }
+    let shape = of_shape(&parameter.dims());
     let count = parameter.shape().num_elements().min(64);
     if count == 0 || Place::of(&parameter.device()) == Place::Recording {
         return shape;
     }
     let first: Tensor<1> = parameter.clone().reshape([-1]).slice(0..count);
     match first.try_into_data() {
-        Ok(first) => first.as_bytes().iter().fold(shape, |salt, byte| mixed(salt ^ u64::from(*byte))),
+        Ok(first) => of_bytes(shape, first.as_bytes()),
         Err(error) => panic!("a parameter could not be read: {error}"),
     }
 }

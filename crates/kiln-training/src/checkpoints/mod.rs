@@ -1,5 +1,6 @@
 //! The directory of a run's checkpoints: saved atomically, the newest few of them.
 
+mod divided;
 mod joined;
 mod manifest;
 mod stored;

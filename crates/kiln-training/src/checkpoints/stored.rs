@@ -1,7 +1,6 @@
 //! Checkpoints of a run whose parameters are in a store: the files are those of any run, and one tensor is in memory at a time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -11,6 +10,7 @@ use burn::tensor::{Bool, Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_pack::{Reader, Tensor as Packed, Writer};
 use kiln_checkpointing::Streamed;
 
+use super::divided::{part_of, whole_state};
 use super::joined::{JOINED, Joined};
 use super::manifest::{MODEL, OPTIMIZER};
 use crate::optimizer::StateRecord;
@@ -103,10 +103,10 @@ pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path)
     }
     for (id, state) in states {
         let parts = streamed.parts(id);
-        for (part, rows) in parts.iter().enumerate() {
+        for part in 0..parts.len() {
             let bytes = match state.is_empty() {
                 true => Bytes::from_bytes_vec(vec![]),
-                false => part_of(&state, rows, parts.len())?.into_bytes()?,
+                false => part_of(&state, &parts, part)?.into_bytes()?,
             };
             streamed.write_state(id, part, &bytes).map_err(|e| e.to_string())?;
         }
@@ -114,51 +114,7 @@ pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path)
     Ok(model)
 }
 
-/// The state of a parameter: its tensors are those of the parts, one after the other, and are read when they are written.
-fn whole_state(streamed: &Streamed, id: ParamId, joined: &Joined) -> Result<StateRecord, String> {
-    let parts = streamed.parts(id);
-    // The numbers and texts of all parts are equal.
-    let Some(bytes) = streamed.state(id, 0).map_err(|e| e.to_string())? else { return Ok(StateRecord::default()) };
-    let mut whole = StateRecord::read(Bytes::from_bytes_vec(bytes))?;
-    for tensor in std::mem::take(&mut whole.tensors) {
-        let rows = parts.last().map_or(0, |last| last.end);
-        let (name, dtype, mut shape, _, _) = tensor.into_parts().map_err(|e| e.to_string())?;
-        if parts.len() > 1 {
-            shape[0] = rows;
-        }
-        let length = shape.num_elements() * dtype.size();
-        let (streamed, of, parts, joined) = (streamed.clone(), name.clone(), parts.len(), joined.clone());
-        let read = move || {
-            let part = |part| {
-                let state = streamed.state(id, part).map_err(io)?.unwrap_or_default();
-                Reader::from_bytes(Bytes::from_bytes_vec(state))?.tensor_data(&of)
-            };
-            joined.of((0..parts).map(part))
-        };
-        whole.tensors.push(Packed::deferred(name, dtype, shape, Some(id.val()), length, read));
-    }
-    Ok(whole)
-}
-
-/// The state of one of the `parts` of a parameter.
-fn part_of(state: &StateRecord, rows: &Range<usize>, parts: usize) -> Result<StateRecord, String> {
-    let (scalars, metadata) = (state.scalars.clone(), state.metadata.clone());
-    let mut part = StateRecord { tensors: vec![], scalars, metadata };
-    for tensor in &state.tensors {
-        let (name, dtype, mut shape, id, bytes) = tensor.clone().into_parts().map_err(|e| e.to_string())?;
-        if parts == 1 {
-            part.tensors.push(Packed::new(name, dtype, shape, id, bytes));
-            continue;
-        }
-        let row = shape[1..].iter().product::<usize>() * dtype.size();
-        let bytes = bytes.view(rows.start * row, rows.end * row).map_err(|_| format!("{name} is too short"))?;
-        shape[0] = rows.len();
-        part.tensors.push(Packed::new(name, dtype, shape, id, Bytes::from_bytes_vec(bytes.to_vec())));
-    }
-    Ok(part)
-}
-
-fn io(error: kiln_checkpointing::Error) -> burn_pack::Error {
+pub(super) fn io(error: kiln_checkpointing::Error) -> burn_pack::Error {
     burn_pack::Error::IoError(error.to_string())
 }
 
@@ -279,11 +235,11 @@ impl Load<'_> {
     }
 
     /// Writes the value of a parameter into the store, one part after the other.
-    fn take_parts(&mut self, id: ParamId, expected: impl AsRef<[usize]>) -> Result<(), String> {
+    fn take_parts(&mut self, id: ParamId, expected: impl AsRef<[usize]>, own: DType) -> Result<(), String> {
         let (dtype, bytes) = self.find(id, expected.as_ref())?;
         let path = self.place.join(".");
-        if dtype != DType::F32 {
-            return Err(format!("{path} is {dtype:?}, expected F32"));
+        if dtype != own {
+            return Err(format!("{path} is {dtype:?}, expected {own:?}"));
         }
         let row = bytes.len() / expected.as_ref()[0].max(1);
         for (part, rows) in self.streamed.parts(id).into_iter().enumerate() {
@@ -308,7 +264,7 @@ impl ModuleMapper for Load<'_> {
         let (id, expected) = (param.id, param.transform_for_save().val().dims());
         let in_parts = self.streamed.parts(id).len() > 1 && is_saved_as_it_is(&param);
         let written = match in_parts {
-            true => self.take_parts(id, expected),
+            true => self.take_parts(id, expected, param.dtype()),
             false => {
                 let Some(tensor) = self.take(id, expected, &param.device()) else { return param };
                 let loaded = param.clone().transform_for_load(tensor, id);

@@ -6,7 +6,9 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdafactorConfig, AdamWConfig, AdjustLrFn, LionConfig, MuonConfig, Optimizer, SgdConfig};
-use kiln_optimizers::{AdamW4bit, AdamW8bit, Elementwise, FusedAdamW, FusedSgd, Offloaded, Sgd8bit, StochasticBf16};
+use kiln_optimizers::{
+    AdamW4bit, AdamW8bit, Elementwise, FusedAdamW, FusedSgd, Offloaded, Sgd8bit, StateFormat, StochasticBf16,
+};
 
 use super::config::OptimizerConfig;
 use super::groups::{NOISE, OneOptimizer, OptimizerGroups};
@@ -54,7 +56,19 @@ impl OptimizerConfig {
             _ => vec![(ParamGroup::all(), self.part(state, true)), (spared, self.part(state, false))],
         };
         let joins = state == StateDevice::Device && matches!(self, Self::Sgd { .. } | Self::AdamW { .. });
-        OptimizerGroups::of(groups, format!("{self:?}"), joins)
+        OptimizerGroups::of(groups, format!("{self:?}"), joins, self.elements_of_parts())
+    }
+
+    /// The elements of which each part of a parameter must have a multiple, if parts can be updated by themselves.
+    fn elements_of_parts(&self) -> Option<usize> {
+        let of = |format: Result<StateFormat, kiln_optimizers::Error>| format.map_or(1, |f| f.elements_of_parts());
+        match self {
+            Self::Sgd { .. } | Self::AdamW { .. } | Self::Lion { .. } => Some(1),
+            Self::Sgd8bit { .. } => Some(of(Sgd8bit::new(&SgdConfig::new()).map(|optimizer| optimizer.format()))),
+            Self::AdamW8bit { .. } => Some(of(AdamW8bit::new(&AdamWConfig::new()).map(|optimizer| optimizer.format()))),
+            Self::AdamW4bit { .. } => Some(of(AdamW4bit::new(&AdamWConfig::new()).map(|optimizer| optimizer.format()))),
+            Self::Adafactor { .. } | Self::Muon { .. } => None,
+        }
     }
 
     /// The optimizer with or without weight decay.

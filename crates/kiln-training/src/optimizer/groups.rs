@@ -26,8 +26,10 @@ use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, StochasticB
 pub struct OptimizerGroups {
     groups: Vec<(ParamGroup, OneOptimizer)>,
     description: Option<String>,
-    /// Whether each optimizer updates every element of a parameter by itself, and its updates can be joined.
-    pub(crate) joins: bool,
+    /// Whether the updates of each optimizer can be joined.
+    joins: bool,
+    /// The elements of which each part of a parameter must have a multiple, if parts can be updated by themselves.
+    pub(crate) elements_of_parts: Option<usize>,
     /// Whether parameters are in bf16.
     rounds: bool,
 }
@@ -52,14 +54,20 @@ impl OneOptimizer {
 impl<O: Optimizer> From<O> for OptimizerGroups {
     fn from(optimizer: O) -> Self {
         let groups = vec![(ParamGroup::all(), OneOptimizer::whole(optimizer))];
-        Self::of(groups, std::any::type_name::<O>().to_owned(), joins::<O>())
+        let joins = joins::<O>();
+        Self::of(groups, std::any::type_name::<O>().to_owned(), joins, joins.then_some(1))
     }
 }
 
 impl OptimizerGroups {
     /// The first group must have all parameters.
-    pub(super) fn of(groups: Vec<(ParamGroup, OneOptimizer)>, description: String, joins: bool) -> Self {
-        Self { groups, description: Some(description), joins, rounds: false }
+    pub(super) fn of(
+        groups: Vec<(ParamGroup, OneOptimizer)>,
+        description: String,
+        joins: bool,
+        elements_of_parts: Option<usize>,
+    ) -> Self {
+        Self { groups, description: Some(description), joins, elements_of_parts, rounds: false }
     }
 
     /// The optimizers for the parameters of `model`: those in bf16 are rounded stochastically.
@@ -92,6 +100,7 @@ impl OptimizerGroups {
     pub fn with_group<O: Optimizer>(mut self, group: ParamGroup, optimizer: O) -> Self {
         self.groups.push((group, OneOptimizer::whole(optimizer)));
         self.joins &= joins::<O>();
+        self.elements_of_parts = self.elements_of_parts.filter(|_| joins::<O>());
         let description = self.description.take();
         self.description = description.map(|text| format!("{text}, {}", std::any::type_name::<O>()));
         self

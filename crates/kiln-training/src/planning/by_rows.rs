@@ -5,11 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Tensor, TensorData};
-use kiln_checkpointing::{RowParts, Streamed};
+use burn::tensor::{Tensor, TensorData};
+use kiln_checkpointing::{Parts, RowParts};
 use kiln_memory::StepTrace;
-
-use crate::transaction::PART;
 
 /// What a recorded pass has asked for.
 #[derive(Debug, Default)]
@@ -19,6 +17,8 @@ pub(crate) struct Asked {
     /// Whether the pass is that of a step in a store.
     streams: bool,
     parameters: RefCell<HashSet<ParamId>>,
+    /// How updates in a store divide parameters, which the optimizer says.
+    parts: Cell<Option<Parts>>,
     /// Whether the pass has asked where its blocks are.
     place: Cell<bool>,
 }
@@ -35,12 +35,25 @@ impl Asked {
         self.streams
     }
 
-    /// Notes a parameter that is divided into parts in a store: one in f32.
-    pub(crate) fn rows(&self, parameter: &Param<Tensor<2>>) -> Option<Arc<dyn RowParts>> {
-        if parameter.dtype() != DType::F32 {
-            return None;
+    /// Says how updates in a store divide parameters.
+    pub(crate) fn divide(&self, parts: Option<Parts>) {
+        self.parts.set(parts);
+    }
+
+    /// The step, which knows how much of each parameter an update in a store has in memory.
+    pub(crate) fn divided(&self, trace: StepTrace) -> StepTrace {
+        match self.parts.get() {
+            Some(parts) => trace.with_parts_in_store(|shape| {
+                4 * parts.rows(shape) as u64 * shape[1..].iter().map(|size| *size as u64).product::<u64>()
+            }),
+            None => trace,
         }
-        let rows = Sizes::of(parameter.base().dims());
+    }
+
+    /// Notes a parameter that is divided into parts in a store.
+    pub(crate) fn rows(&self, parameter: &Param<Tensor<2>>) -> Option<Arc<dyn RowParts>> {
+        let shape = parameter.base().dims();
+        let rows = Sizes { shape, rows: self.parts.get()?.rows(&shape) };
         if rows.count() > 1 {
             self.parameters.borrow_mut().insert(parameter.id);
         }
@@ -94,12 +107,6 @@ pub(crate) fn only_by_rows(plain: &StepTrace, by_rows: &StepTrace, asked: &BTree
 struct Sizes {
     shape: [usize; 2],
     rows: usize,
-}
-
-impl Sizes {
-    fn of(shape: [usize; 2]) -> Self {
-        Self { shape, rows: Streamed::rows_of_part(&shape, PART as usize) }
-    }
 }
 
 impl RowParts for Sizes {

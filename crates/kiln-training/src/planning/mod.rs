@@ -10,6 +10,7 @@ mod recorded;
 mod remedies;
 mod stage_plan;
 mod step_plan;
+mod traffic;
 
 pub use budget::MemoryBudget;
 pub use planner::Planner;

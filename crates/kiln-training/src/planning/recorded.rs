@@ -1,6 +1,6 @@
 //! A task's step, recorded without running it, from which its memory and time are predicted.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -13,12 +13,13 @@ use kiln_memory::{
 };
 
 use super::by_rows::{Asked, only_by_rows};
+use super::traffic::Traffic;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
 use crate::task::Task;
-use crate::transaction::{CHUNKS, PART};
+use crate::transaction::{CHUNKS, parts_of};
 
 /// The numbers of samples that a step is recorded with. The memory for any other number is inferred from these two.
 const SAMPLES: [usize; 2] = [2, 3];
@@ -99,17 +100,15 @@ impl RecordedStep {
                 *paths.borrow_mut() = asked.paths(model);
                 loss
             };
-            let in_parts = Cell::new(false);
             let optimizers = |model: &T::Model| {
                 let groups = optimizer(model);
-                in_parts.set(groups.joins);
+                asked.divide(parts_of(&groups));
                 Optimizers { groups: groups.recorded(kind.scales_gradients), scales_in_update: groups.scales() }
             };
             let trace = record_step_with(built, loss, optimizers, options);
-            match (refused.take(), in_parts.get()) {
-                (Some(error), _) => Err(error),
-                (None, true) => Ok(trace?.with_parts_in_store(PART)),
-                (None, false) => Ok(trace?),
+            match refused.take() {
+                Some(error) => Err(error),
+                None => Ok(asked.divided(trace?)),
             }
         };
         let asked = Asked::default();
@@ -118,7 +117,7 @@ impl RecordedStep {
             Ok(Traces { whole, part, chains: chains.take() })
         };
         let in_memory = traces(&asked)?;
-        let by_rows = in_memory.whole.has_parts_in_store() && asked.any_rows();
+        let by_rows = asked.any_rows();
         let in_store = match kind.store && (by_rows || asked.place()) {
             true => {
                 let traces = traces(&Asked::in_store(by_rows))?;
@@ -198,9 +197,7 @@ impl RecordedStep {
         of_blocks.chain(by_rows).collect()
     }
 
-    /// Bytes that a step reads from a store and writes to it under `plan`, if it streams. Of each micro-batch, a streamed value is read for
-    /// both passes, its gradient is written, and read if there is a sum, and the input of a segment is written and read. The update reads
-    /// value, gradient and state, the gradient once more for the norm, and writes value and state. `state`: bytes of the optimizer's state.
+    /// Bytes that a step reads from a store and writes to it under `plan`, if it streams. `state`: bytes of the optimizer's state.
     ///
     /// # Errors
     /// [`Error::Predict`].
@@ -213,18 +210,16 @@ impl RecordedStep {
         state: u64,
     ) -> Result<u64, Error> {
         let streamed = self.streamed(plan);
-        let bytes = |which: &dyn Fn(&str) -> bool| {
-            let learned = self.in_memory.whole.learned_parameters();
-            4 * learned.iter().filter(|(path, _)| which(path)).map(|(_, elements)| elements).sum::<u64>()
-        };
-        let (all, streamed) = (bytes(&|_| true), bytes(&|path| streamed.contains(path)));
         let costs = self.trace(true, micro_batch, batch).chain_costs(micro_batch.min(batch), profile)?;
         let segments = plan.segments().iter().filter(|segment| segment.mode == Mode::Stream);
-        let inputs: u64 = segments.map(|segment| costs.blocks[segment.blocks.start].input_bytes).sum();
-        let micro_batches = batch.div_ceil(micro_batch) as u64;
-        let passes = streamed * (4 * micro_batches - 1) + 2 * inputs * micro_batches;
-        // Of those in memory, the gradients go to the store, and the new values come back.
-        Ok(passes + 4 * all + 2 * (all - streamed) + 2 * state)
+        let inputs = segments.map(|segment| costs.blocks[segment.blocks.start].input_bytes).sum();
+        let mut traffic =
+            Traffic { inputs, state, micro_batches: batch.div_ceil(micro_batch) as u64, ..Traffic::default() };
+        let whole = &self.in_memory.whole;
+        for ((path, elements), (_, values)) in whole.learned_parameters().into_iter().zip(whole.learned_bytes()) {
+            traffic.add_parameter(values, 4 * elements, streamed.contains(path));
+        }
+        Ok(traffic.bytes())
     }
 
     /// The parameters that the forward pass reads once, by their paths.

@@ -9,7 +9,7 @@ use kiln_optimizers::scales_in_update;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
 use super::report::{Boundary, Guard};
-use super::stored::StoredParameters;
+use super::stored::{StoredParameters, parts_of};
 use super::update::{Update, initialize};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -111,8 +111,8 @@ impl<M: Module> ModelState<M> {
             let (model, values) = init(&settings.device)?;
             let (model, streamed) = match store {
                 Some(store) => {
-                    let in_parts = groups(&model).joins;
-                    store.take(model, values, in_parts, &settings.policy)?
+                    let parts = parts_of(&groups(&model));
+                    store.take(model, values, parts, &settings.policy)?
                 }
                 None => {
                     initialize(&model);

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, RowParts, Store, Streamed};
+use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, Parts, RowParts, Store, Streamed};
 use kiln_precision::{Policy, Probed, squares_of, squares_of_rows};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::optimizer::OptimizerGroups;
 
 /// Where parameters, gradients and optimizer state are, if the blocks of a plan are [streamed](kiln_checkpointing::Mode::Stream).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,8 +42,13 @@ impl StoreConfig {
     }
 }
 
-/// The most bytes of a parameter that an update has in memory at once, if the optimizer updates each element by itself.
-pub(crate) const PART: u64 = 4 << 20;
+/// The most bytes of a parameter that an update has in memory at once, if the optimizer can update it in parts.
+const PART: usize = 4 << 20;
+
+/// How updates divide the parameters of a run.
+pub(crate) fn parts_of(optimizer: &OptimizerGroups) -> Option<Parts> {
+    optimizer.elements_of_parts.map(|multiple_of| Parts { bytes: PART, multiple_of })
+}
 
 /// A store, and the parameters whose values are there alone.
 pub(crate) struct StoredParameters {
@@ -56,18 +62,17 @@ impl StoredParameters {
         Self { config, streamed }
     }
 
-    /// Moves the parameters of `model` into the store with their initial values, or takes those that it has. `in_parts`: whether the optimizer
-    /// updates each element by itself. `policy` says in which dtypes they are.
+    /// Moves the parameters of `model` into the store with their initial values, or takes those that it has. `parts`: how updates divide
+    /// them. `policy` says in which dtypes they are.
     pub(super) fn take<M: Module>(
         self,
         model: M,
         values: InitialValues,
-        in_parts: bool,
+        parts: Option<Parts>,
         policy: &Policy,
     ) -> Result<(M, Option<Streamed>), Error> {
-        let part_bytes = in_parts.then_some(PART as usize);
         let dtypes = if policy.stores() { policy.stored_dtypes(&model)? } else { BTreeMap::new() };
-        let how = Creation { part_bytes, dtypes, replaces: true, values };
+        let how = Creation { parts, dtypes, replaces: true, values };
         // A run that has taken no step begins anew: other settings may have made the model.
         let moved = |store: Box<dyn Store>, model: M| match Streamed::note_in(&*store)? {
             Some(note) if has_steps(&note) => Streamed::open_with(store, model, &how.values),

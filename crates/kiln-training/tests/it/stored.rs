@@ -8,7 +8,7 @@ use kiln_checkpointing::Plan;
 use kiln_data::TrainTest;
 use kiln_memory::BackendProfile;
 use kiln_parallel::Schedule;
-use kiln_precision::Precision;
+use kiln_precision::{Policy, Precision};
 use kiln_recovery::{Injector, Ladder};
 use kiln_training::{
     Checkpoints, Error, Finish, MemoryBudget, OptimizerConfig, Planner, StoreConfig, Trainer, TrainerBuilder,
@@ -16,7 +16,7 @@ use kiln_training::{
 
 use crate::HEAP;
 use crate::case::{Case, Classify, Epochs, Make, Parts, Way, gpt, large_vocabulary, pruning, resnet, stages};
-use crate::support::{Snapshot, device, inject, noted, planned, recovery, temporary, told, turn};
+use crate::support::{Settings, Snapshot, device, inject, noted, planned, recovery, temporary, told, turn};
 
 /// A case, streamed from a directory.
 fn in_directory<'a>(case: &'a Case, directory: &Path) -> TrainerBuilder<'a, Classify> {
@@ -302,12 +302,30 @@ fn a_plan_that_streams_is_about_the_blocks_of_a_step_in_a_store() {
     assert!(whole.build(&device(), &case.batch(0)).unwrap().plan().is_some());
 }
 
-/// Weights of 4.9 MB, which an update divides.
+/// Weights of 5.3 MB, which an update divides, with state for each element and for blocks of elements, and in bf16.
 #[test]
 fn a_large_parameter_is_updated_in_parts_with_the_same_bits() {
     let _turn = turn();
-    let parts = Parts { width: 1100, norms: false, tied: false, ..Parts::new(2) };
-    let case = Case::new(Make::Chain(parts), OptimizerConfig::adamw(), 4, 2).steps(2);
+    for (name, in_bf16) in [
+        ("adamw", false),
+        ("adamw", true),
+        ("lion", false),
+        ("sgd8bit", false),
+        ("adamw8bit", true),
+        ("adamw4bit", false),
+    ] {
+        eprintln!("{name}, in bf16 {in_bf16}");
+        let parts = Parts { width: 1152, norms: false, tied: false, ..Parts::new(2) };
+        let case = Case::new(Make::Chain(parts), OptimizerConfig::named(name).unwrap(), 4, 2).steps(2);
+        updated_in_parts(if in_bf16 { case.with(stored_in_bf16) } else { case });
+    }
+}
+
+fn stored_in_bf16(settings: Settings) -> Settings {
+    Settings { policy: Policy::new(Precision::BF16).storing(), ..settings }
+}
+
+fn updated_in_parts(case: Case) {
     let folder = temporary();
     let (stored, checkpoints) = (folder.path().join("store"), Checkpoints::new(folder.path().join("run"), 1).unwrap());
     let (mut plain, mut streamed) = (case.trainer(&Way::default()), built(&case, &stored));

@@ -9,7 +9,9 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
-use kiln_checkpointing::{Blob, Chain, Creation, Error, FileStore, HostStore, InitialValues, Plan, Store, Streamed};
+use kiln_checkpointing::{
+    Blob, Chain, Creation, Error, FileStore, HostStore, InitialValues, Parts, Plan, Store, Streamed,
+};
 use kiln_optimizers::{AdamW8bit, StochasticBf16};
 
 use super::{BLOCKS, Block, STEPS, blocks, input, plans, weights};
@@ -93,11 +95,14 @@ fn all_in(model: &impl Module, dtype: DType) -> BTreeMap<String, DType> {
     paths.1.into_iter().map(|path| (path, dtype)).collect()
 }
 
-/// A store that has parameters in bf16, whose values come as f32.
-fn narrowed(store: impl Store + 'static) -> (Streamed, Vec<Block>) {
-    let how = Creation { dtypes: all_in(&blocks(), DType::BF16), ..Creation::default() };
+/// A store that has parameters in bf16, whose values come as f32, divided or not.
+fn narrowed(store: impl Store + 'static, parts: Option<Parts>) -> (Streamed, Vec<Block>) {
+    let how = Creation { dtypes: all_in(&blocks(), DType::BF16), parts, ..Creation::default() };
     Streamed::create_with(store, blocks(), &how).unwrap()
 }
+
+/// Parts of four rows of a block's weight, and for state in blocks of all of its elements.
+const PARTS: [Parts; 2] = [Parts { bytes: 4 * 8 * 4, multiple_of: 1 }, Parts { bytes: 4 * 8 * 4, multiple_of: 64 }];
 
 #[test]
 fn a_streamed_run_has_the_bits_of_the_run_in_memory() {
@@ -105,9 +110,12 @@ fn a_streamed_run_has_the_bits_of_the_run_in_memory() {
     for (name, optimizer) in optimizers() {
         let expected = in_memory(optimizer.clone());
         assert!(expected[0] != expected[1] && expected[1] != expected[2]);
+        let parts = PARTS[usize::from(name == "adamw8bit")];
         for plan in plans() {
             let own = Streamed::create(HostStore::new(), blocks().map(&mut Narrow)).unwrap();
-            for run in [own, narrowed(HostStore::new())] {
+            let divided = narrowed(HostStore::new(), Some(parts));
+            assert_eq!(divided.0.parts(divided.1[0].linear.weight.id).len(), if name == "adamw" { 2 } else { 1 });
+            for run in [own, narrowed(HostStore::new(), None), divided] {
                 for (done, expected) in expected.iter().enumerate() {
                     let filled = run.0.filled(run.1.clone()).unwrap();
                     assert!(weights(&filled) == *expected, "{name}, {plan}, after {done} steps");
@@ -124,7 +132,7 @@ fn a_run_goes_on_from_a_store_whose_model_is_built_in_f32() {
     let directory = tempfile::tempdir().unwrap();
     let (_, optimizer) = optimizers().into_iter().next().unwrap();
     let (expected, plan) = (in_memory(optimizer.clone()), Plan::stream(BLOCKS, 2).unwrap());
-    let mut run = narrowed(FileStore::open(directory.path()).unwrap());
+    let mut run = narrowed(FileStore::open(directory.path()).unwrap(), Some(PARTS[0]));
     for (done, expected) in expected.iter().enumerate().skip(1) {
         step(&run, &optimizer, &plan, done - 1).unwrap();
         drop(run);
@@ -138,7 +146,7 @@ fn a_run_goes_on_from_a_store_whose_model_is_built_in_f32() {
 #[test]
 fn an_optimizer_that_does_not_widen_changes_nothing() {
     let _alone = alone();
-    let run = narrowed(HostStore::new());
+    let run = narrowed(HostStore::new(), None);
     let values = |run: &(Streamed, Vec<Block>)| weights(&run.0.filled(run.1.clone()).unwrap());
     let (before, plan) = (values(&run), Plan::stream(BLOCKS, 1).unwrap());
     for optimizer in [AdamWConfig::new().init(), SgdConfig::new().init()] {
@@ -157,23 +165,24 @@ fn an_optimizer_that_does_not_widen_changes_nothing() {
 }
 
 #[test]
-fn a_parameter_in_bf16_is_not_divided_and_those_in_f32_are() {
+fn a_parameter_in_bf16_is_divided_as_one_in_f32() {
     let _alone = alone();
     let rows = |rows: std::ops::Range<usize>, device: &Device| {
         let values = rows.flat_map(|row| (0..8).map(move |column| 1.0 + (8 * row + column) as f32 / 512.0));
         Tensor::<1>::from_floats(&values.collect::<Vec<f32>>()[..], device).reshape([-1, 8])
     };
     let how = Creation {
-        part_bytes: Some(4 * 8 * 4),
+        parts: Some(PARTS[0]),
         dtypes: [("0.linear.weight".into(), DType::BF16)].into(),
         values: InitialValues::default().with_rows("0.linear.weight", rows),
         ..Creation::default()
     };
     let (streamed, model) = Streamed::create_with(HostStore::new(), blocks(), &how).unwrap();
     let [narrow, wide] = [&model[0], &model[1]].map(|block| block.linear.weight.id);
-    assert_eq!((streamed.parts(narrow).len(), streamed.parts(wide)), (1, vec![0..4, 4..8]));
-    assert_eq!(streamed.value_of_part(narrow, 0).unwrap().len(), 2 * 8 * 8);
-    assert!(streamed.rows(narrow).is_none() && streamed.rows(wide).is_some(), "operations by rows read f32");
+    assert_eq!([streamed.parts(narrow), streamed.parts(wide)], [[0..4, 4..8], [0..4, 4..8]]);
+    assert_eq!([narrow, wide].map(|id| streamed.value_of_part(id, 0).unwrap().len()), [2 * 4 * 8, 4 * 4 * 8]);
+    let read = streamed.rows(narrow).unwrap().read(1);
+    assert_eq!(read, rows(4..8, &Device::flex()).cast(DType::BF16).into_data().convert_dtype(DType::F32));
     let value = streamed.value::<2>(narrow, &Device::flex()).unwrap().unwrap();
     assert_eq!(value.into_data(), rows(0..8, &Device::flex()).cast(DType::BF16).into_data());
 }

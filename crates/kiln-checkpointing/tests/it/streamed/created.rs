@@ -5,7 +5,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
 use burn::store::ModuleSnapshot;
 use burn::store::burn_pack::Tensor as Filed;
 use burn::tensor::{Bytes, Tensor};
-use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, Streamed};
+use kiln_checkpointing::{Creation, FileStore, HostStore, InitialValues, Parts, Streamed};
 
 use super::{device, weights};
 use crate::HEAP;
@@ -35,7 +35,7 @@ fn model() -> Model {
 fn how(path: &str) -> Creation {
     let values = InitialValues::default()
         .with_rows(path, |rows, device| NORMAL.init::<2, _>([rows.len(), WIDTH], device).into_value());
-    Creation { part_bytes: Some(64 << 10), values, ..Creation::default() }
+    Creation { parts: Some(Parts { bytes: 64 << 10, multiple_of: 1 }), values, ..Creation::default() }
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn tensors_of_a_file_are_read_some_rows_at_a_time_and_the_others_have_the_bits_o
     assert!(expected != weights(&model()));
     let (before, all) = (HEAP.live_bytes(), 4 * ROWS * WIDTH);
     HEAP.reset_peak();
-    let how = Creation { part_bytes: Some(64 << 10), values, ..Creation::default() };
+    let how = Creation { parts: Some(Parts { bytes: 64 << 10, multiple_of: 1 }), values, ..Creation::default() };
     let (streamed, hollow) = Streamed::create_with(HostStore::new(), model(), &how).unwrap();
     let took = HEAP.peak_bytes() - before;
     assert!(took < all + (256 << 10), "{took} bytes for {all}");
