@@ -205,6 +205,7 @@ impl<P: Pipeline> Run<P> {
             .with_clip_norm(run.clip_norm)
             .with_precision(run.policy())
             .with_micro_batch(run.micro_batch)
+            .with(|settings| settings.memory.exact = run.exact)
             .with_recompute(run.checkpointing.clone())
             .with_batch_size(run.batch_size)
             .with(|settings| settings.checkpoints.intervals = run.every())

@@ -64,6 +64,13 @@ pub struct RunSettings {
     #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
+    /// Keep every bit: never cut batches smaller than --micro-batch says, or not at all
+    ///
+    /// --memory, and memory that runs out, then only recompute, offload and stream blocks. Smaller micro-batches round sums in
+    /// another order, and batch norm and dropout compute other numbers.
+    #[arg(long, help_heading = "Memory")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exact: bool,
     /// What layers compute in; f16 has a dynamic loss scale [default: f32]
     ///
     /// Also accepted: fp32 and float32; fp16, float16, half and amp; bfloat16.
@@ -193,6 +200,7 @@ impl RunSettings {
             max_steps: None,
             batch_size,
             micro_batch: None,
+            exact: false,
             precision: Precision::F32,
             parameters: Precision::F32,
             checkpointing: Recompute::None,

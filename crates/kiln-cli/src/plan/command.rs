@@ -39,6 +39,9 @@ pub(super) fn words<'a>(what: &[String], arguments: &PlanArgs, steps: impl Into<
     let on_gpu = arguments.device == "cuda";
     let mut words = begin(what, arguments);
     words.extend(["--micro-batch".into(), steps.micro_batch.to_string()]);
+    if arguments.exact {
+        words.push("--exact".into());
+    }
     words.extend(["--precision".into(), steps.precision.to_string()]);
     if let Some(stored) = arguments.parameters {
         words.extend(["--parameters".into(), stored.to_string()]);

@@ -16,7 +16,7 @@ use crate::usage::Usage;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.
-const MAY_CHANGE_ON_RESUME: [&str; 28] = [
+const MAY_CHANGE_ON_RESUME: [&str; 29] = [
     "resume",
     "config",
     "out",
@@ -30,6 +30,7 @@ const MAY_CHANGE_ON_RESUME: [&str; 28] = [
     "memory",
     "store",
     "micro_batch",
+    "exact",
     "checkpointing",
     "wait_for_memory",
     "inject_oom",
@@ -86,7 +87,10 @@ pub(super) fn settings_file<P: Pipeline>(
     if from {
         file.remove("run", &["init", "store"]);
         if file.get("run", "memory").is_some() {
-            file.remove("run", &["micro_batch", "checkpointing", "optimizer_offload"]);
+            file.remove("run", &["checkpointing", "optimizer_offload"]);
+            if file.get("run", "exact").is_none() {
+                file.remove("run", &["micro_batch"]);
+            }
         }
     }
     Ok(Some(file))

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 
 use super::settings::BLOCK;
 use super::values::widened;
-use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
 use kiln_operations::cpu::stored::zeros;
 
 /// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. For each such part, all inputs are read and the prologue is
@@ -76,7 +76,7 @@ impl Weight {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
             let left = Matrix::strided(&left[block.start..], left.len() / rows, block.len(), rows);
             let stored = Matrix::new(stored, block.len(), columns);
-            multiply((out, columns, Output::Add), left, stored, 1.0, Threads::All);
+            multiply_rows((out, columns, Output::Add), left, stored, Threads::All);
         }
     }
 
@@ -90,7 +90,7 @@ impl Weight {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
             let left = Matrix::new(left, left.len() / columns, columns);
             let stored = Matrix::new(stored, block.len(), columns);
-            multiply((&mut out[block.start..], rows, Output::Add), left, stored.transposed(), 1.0, Threads::All);
+            multiply_rows((&mut out[block.start..], rows, Output::Add), left, stored.transposed(), Threads::All);
         }
     }
 

@@ -16,11 +16,11 @@ use rayon::prelude::*;
 
 use super::row::{Classes, RowSums, add};
 use super::scale::swapped;
-use super::settings::{LossGradients, LossInputs, chunk_rows};
+use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
 use kiln_operations::by_dtype;
-use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, enough_rows, multiply, multiply_rows};
 use kiln_operations::cpu::stored::{Stored, tensor, to_f32};
 
 /// The fewest values of a task.
@@ -194,7 +194,7 @@ impl<'a> Chunk<'a> {
         for block in self.weight.blocks() {
             let logits = &mut self.logits[block.start..];
             let weight = self.weight.columns(block, &mut self.block);
-            multiply((logits, length, Output::Replace), hidden, weight, 1.0, Threads::All);
+            multiply_rows((logits, length, Output::Replace), hidden, weight, Threads::All);
         }
         let logits = self.logits.par_chunks_mut(length.max(1)).with_min_len(TASK.div_ceil(length.max(1)));
         logits.zip(rows).zip(losses).for_each_init(Vec::new, |largest, ((logits, row), loss)| {
@@ -234,19 +234,24 @@ impl<'a> Chunk<'a> {
             });
         }
         if let Some(out) = &mut sums.hidden {
-            // The product reads a weight that is stored by rows faster if it computes the transposed gradient.
+            // The product reads a weight that is stored by rows faster if it computes the transposed gradient of many rows.
             let count = rows.len();
+            let by_rows = by_class || count < enough_rows(width, CLASSES.min(classes));
             for block in self.weight.blocks() {
                 let output = if block.start == 0 { Output::Replace } else { Output::Add };
                 let gradient = Matrix::strided(&self.logits[block.start..], count, block.len(), classes);
                 let weight = self.weight.columns(block, &mut self.block);
-                let (left, right, stride) = match by_class {
-                    true => (gradient, weight.transposed(), width),
-                    false => (weight, gradient.transposed(), count),
-                };
-                multiply((&mut self.hidden, stride, output), left, right, 1.0, Threads::All);
+                match by_rows {
+                    true => {
+                        multiply_rows((&mut self.hidden, width, output), gradient, weight.transposed(), Threads::All);
+                    }
+                    false => {
+                        let out = (&mut self.hidden[..], count, output);
+                        multiply(out, weight, gradient.transposed(), 1.0, Threads::All);
+                    }
+                }
             }
-            put_rows(out, rows, &self.hidden, width, if by_class { [width, 1] } else { [1, count] });
+            put_rows(out, rows, &self.hidden, width, if by_rows { [width, 1] } else { [1, count] });
         }
     }
 }

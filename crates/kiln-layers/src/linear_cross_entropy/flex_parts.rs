@@ -13,7 +13,7 @@ use super::row::{Classes, RowSums};
 use super::scale::{scaled, swapped};
 use super::settings::{CLASSES, chunk_rows};
 use super::weight::Weight;
-use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
 use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32};
 use kiln_operations::{RowParts, by_dtype};
 
@@ -141,7 +141,7 @@ impl<'a> Work<'a> {
             let (hidden, logits) = (&mut hidden[..rows.len() * width], &mut logits[..rows.len() * classes]);
             load::<E>(&self.source, self.stride, width, rows, hidden);
             let hidden = Matrix::new(hidden, rows.len(), width);
-            multiply((logits, classes, Output::Replace), hidden, weight, 1.0, Threads::All);
+            multiply_rows((logits, classes, Output::Replace), hidden, weight, Threads::All);
             each(chunk * self.size, hidden, logits, weight);
         }
     }
@@ -203,7 +203,7 @@ fn backward<E: Stored, K: Stored>(
             multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All);
             let output = if first == 0 { Output::Replace } else { Output::Add };
             let of_hidden = &mut of_hidden[chunk * width..][..logits.len() / count * width];
-            multiply((of_hidden, width, output), gradient, weight.transposed(), 1.0, Threads::All);
+            multiply_rows((of_hidden, width, output), gradient, weight.transposed(), Threads::All);
         });
         let gradient = scaled(tensor(of_block, Shape::new([count, width])), factor, given.hidden.dtype());
         of_weight.add(&to_f32(&gradient));

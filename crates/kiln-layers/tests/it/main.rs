@@ -9,6 +9,7 @@ mod batch_norm;
 mod compare;
 mod conformance;
 mod conv2d;
+mod cuts;
 mod dropout;
 mod group_norm;
 mod linear;

@@ -106,3 +106,43 @@ pub fn multiply(
         );
     }
 }
+
+/// Computes `out = left right` as [`multiply`] does, or adds it, where the rows of `left` are samples: each has the same bits, whatever the number
+/// of rows beside it. gemm takes other paths, which round in another order, for few rows: zeros are added until it does not.
+pub fn multiply_rows(
+    (out, out_stride, output): (&mut [f32], usize, Output),
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    threads: Threads,
+) {
+    let (rows, columns, depth) = (left.rows, right.columns, left.columns);
+    let enough = enough_rows(columns, depth);
+    if rows == 0 || columns == 0 || rows >= enough {
+        return multiply((out, out_stride, output), left, right, 1.0, threads);
+    }
+    let mut wide_left = vec![0.0; enough * depth];
+    for (row, wide) in wide_left.chunks_exact_mut(depth.max(1)).take(rows).enumerate() {
+        let values = left.values[row * left.row_stride..].iter().step_by(left.column_stride);
+        wide.iter_mut().zip(values).for_each(|(wide, value)| *wide = *value);
+    }
+    let mut wide_out = vec![0.0; enough * columns];
+    let lines = |out: usize| out * out_stride..out * out_stride + columns;
+    if output == Output::Add {
+        wide_out
+            .chunks_exact_mut(columns)
+            .take(rows)
+            .enumerate()
+            .for_each(|(row, wide)| wide.copy_from_slice(&out[lines(row)]));
+    }
+    multiply((&mut wide_out, columns, output), Matrix::new(&wide_left, enough, depth), right, 1.0, threads);
+    wide_out.chunks_exact(columns).take(rows).enumerate().for_each(|(row, wide)| out[lines(row)].copy_from_slice(wide));
+}
+
+/// The number of rows from which gemm 0.19 computes all rows alike: more than one, which is a vector, more than 256 results, fewer of which it
+/// computes as dot products, and more than 64 rows or columns where the depth has several blocks, which are larger for smaller products.
+pub fn enough_rows(columns: usize, depth: usize) -> usize {
+    match (columns, depth) {
+        (0..=64, 513..) => (256 / columns.max(1) + 1).max(65),
+        _ => (256 / columns.max(1) + 1).max(2),
+    }
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use kiln_accumulation::RunningStatistics;
 use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Meter, warm_threads};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
@@ -130,6 +131,15 @@ impl<T: Task> TrainerBuilder<'_, T> {
             run.model = staged.place(run.model);
         }
         let Planned { planner, plan } = planned;
+        if let Some(plan) =
+            plan.as_ref().filter(|plan| plan.micro_batch < plan.batch && self.memory.micro_batch.is_none())
+            && !RunningStatistics::before(&run.model).is_empty()
+        {
+            let (micro, batch) = (plan.micro_batch, plan.batch);
+            tracing::warn!(
+                "batch norm sees {micro} samples at a time, not {batch}: other numbers than those of whole batches"
+            );
+        }
         let micro_batch = plan.as_ref().map_or(self.memory.micro_batch, |plan| Some(plan.micro_batch));
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
@@ -318,6 +328,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         // On a GPU, kernels are compiled and tuned for each size that occurs.
         let granularity = if site.on_heap { 1 } else { 8 };
         let config = MicroBatchSearchConfig::new(size).with_limit(site.limit()).with_granularity(granularity);
+        let config = if self.memory.exact { config.with_min(size) } else { config };
         let ladder = Ladder::standard().with_plans(plans);
         // On the CPU device the host is the device.
         let ladder = if site.on_heap { ladder } else { ladder.with_offload() };

@@ -75,6 +75,11 @@ pub struct MemoryConfig {
     pub budget: Option<MemoryBudget>,
     /// The most samples on the device at once. Default: as the budget allows.
     pub micro_batch: Option<usize>,
+    /// Keeps every bit, whatever the memory: micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole. A budget,
+    /// and memory that runs out, change only where values are and when they are computed: recomputed blocks, offload, blocks in a store.
+    /// Smaller micro-batches would round the sums of gradients in another order, and batch norm and dropout would compute other numbers.
+    /// Precisions and optimizers that may replace the run's own are refused beside it. Default: false.
+    pub exact: bool,
     /// The blocks of the model's chains that are recomputed. With a budget, [`Recompute::None`] lets the planner choose. Default: none.
     pub recompute: Recompute,
     /// Takes steps exactly as micro-batch, recomputed blocks and precision say, even if they are predicted to exceed the budget. Use it to
@@ -106,6 +111,7 @@ impl Default for MemoryConfig {
         Self {
             budget: None,
             micro_batch: None,
+            exact: false,
             recompute: Recompute::None,
             fixed_plan: false,
             store: None,

@@ -123,7 +123,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             }
             Kernels::Cube => profile.clone(),
         };
-        let (micro_batch, checkpoints) = (self.memory.micro_batch, None);
+        let micro_batch = self.memory.micro_batch.or(self.memory.exact.then_some(batch));
         let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
         let (compared, compared_optimizers) = (vec![], vec![]);
         let mut planner = Planner {
@@ -137,7 +137,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             sliced_profile,
             batch,
             micro_batch,
-            checkpoints,
+            checkpoints: None,
             transfer,
             store: self.store_to_plan_with().map(StoreConfig::seconds_per_byte),
         };
@@ -178,6 +178,11 @@ impl<T: Task> TrainerBuilder<'_, T> {
             0 => Err(Error::InvalidSetting { name: field, value: "0".into(), expected: "at least 1" }),
             _ => Ok(()),
         };
+        let replaces = self.optimizers.allowed.iter().any(|other| !other.which.has_same_numbers());
+        if self.memory.exact && (replaces || !self.memory.allowed_precisions.is_empty()) {
+            let expected = "false beside precisions or optimizers that may replace the run's own";
+            return Err(Error::InvalidSetting { name: "exact", value: "true".into(), expected });
+        }
         zero("batch size", batch)?;
         zero("micro-batch", self.memory.micro_batch.unwrap_or(1))
     }

@@ -10,6 +10,7 @@ mod case;
 mod compression;
 mod counting;
 mod ends;
+mod exact;
 mod freeze;
 mod goes_on;
 mod growth;

@@ -1,0 +1,101 @@
+//! An exact run has the same bits under every budget, and whenever memory runs out.
+
+use std::time::Duration;
+
+use kiln_recovery::{Injector, Patience};
+use kiln_training::{Error, MemoryBudget, OptimizerConfig, Precision, StoreConfig, TrainerBuilder};
+
+use crate::case::{Case, Classify, Make, gpt, resnet};
+use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, temporary, turn};
+
+/// Models whose numbers depend on the micro-batch by more than rounding: with batch norm, and with dropout.
+fn cases() -> [Case; 2] {
+    [resnet(4, true), Make::Gpt(gpt(0.2, true))].map(|make| {
+        Case::new(make, OptimizerConfig::adamw(), 8, 8).with(|settings| Settings { micro_batch: None, ..settings })
+    })
+}
+
+fn exact(case: &Case) -> TrainerBuilder<'_, Classify> {
+    planned(case.task.clone(), |device| case.task.make.init(device), &case.settings)
+        .with_recovery(true)
+        .with_patience(Patience::new(Duration::ZERO))
+        .with(|settings| settings.memory.exact = true)
+}
+
+#[test]
+fn a_budget_changes_no_bit() {
+    let _turn = turn();
+    for case in cases() {
+        let mut free = Watched::build_on(exact(&case), &device(), &case.batch(0));
+        let peak = free.plan().unwrap().peak_bytes;
+        let batches = [0, 1, 2].map(|step| case.batch(step));
+        for batch in &batches {
+            let _ = free.step(batch).unwrap();
+        }
+        let expected = Snapshot::of(&free);
+        let mut ways = vec![];
+        for percent in [80, 60, 40, 25] {
+            let folder = temporary();
+            let store = StoreConfig::Directory(folder.path().join("store"));
+            let builder = exact(&case)
+                .with_memory(MemoryBudget::Bytes(peak * percent / 100))
+                .with(|settings| settings.memory.store = Some(store));
+            let mut trainer = match builder.build(&device(), &case.batch(0)) {
+                Ok(trainer) => trainer,
+                Err(Error::NothingFits { least, .. }) => {
+                    assert_eq!(least.1, 8, "the least that is named is that of whole batches");
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            let plan = trainer.plan().unwrap();
+            assert_eq!(plan.micro_batch, 8, "{plan}");
+            ways.push(plan.checkpoints.to_string());
+            for batch in &batches {
+                assert_eq!(trainer.step(batch).unwrap().micro_batches, 1);
+            }
+            Snapshot::of(&trainer).assert_same(&expected, &format!("{:?} in {percent} %", case.task));
+        }
+        eprintln!("{:?}: {ways:?}", case.task);
+        assert!(ways.len() > 1, "{ways:?}");
+    }
+}
+
+#[test]
+fn a_lack_of_memory_changes_no_bit() {
+    let _turn = turn();
+    for case in cases() {
+        let run = |failures: u64| {
+            let mut trainer = Watched::build_on(exact(&case), &device(), &case.batch(0));
+            inject(&mut trainer, Injector::calls(1..=failures));
+            let report = trainer.step(&case.batch(0)).unwrap();
+            assert_eq!((report.failures as u64, report.micro_batches), (failures, 1));
+            Snapshot::of(&trainer)
+        };
+        let expected = run(0);
+        for failures in [1, 2] {
+            run(failures).assert_same(&expected, &format!("{:?} after {failures} failures", case.task));
+        }
+    }
+}
+
+#[test]
+fn what_would_change_bits_is_refused_beside_it() {
+    let _turn = beside();
+    let [case, _] = cases();
+    let refused = |builder: TrainerBuilder<'_, Classify>| match builder
+        .with_memory(MemoryBudget::Bytes(1 << 30))
+        .build(&device(), &case.batch(0))
+    {
+        Err(error @ Error::InvalidSetting { name: "exact", .. }) => error.to_string(),
+        other => panic!("{:?}", other.map(|_| ())),
+    };
+    let small = OptimizerConfig::adamw().in_8bit().unwrap();
+    for builder in [
+        exact(&case).with_allowed_precision(Precision::BF16),
+        exact(&case).with_allowed_optimizer("adamw8bit", move |model| small.groups(model)),
+    ] {
+        let text = refused(builder);
+        assert!(text.contains("may replace the run's own"), "{text}");
+    }
+}
