@@ -55,7 +55,7 @@ pub(super) fn divide(
     let narrow: BTreeSet<&str> = narrow.collect();
     // The bytes of a parameter that an update has in memory.
     let in_memory = |path: Option<&str>, bytes: u64| {
-        path.and_then(|path| trace.parts.get(path)).map_or(bytes, |part| bytes.min(*part))
+        path.and_then(|path| trace.part_in_store(path)).map_or(bytes, |part| bytes.min(part))
     };
     let (mut divided, mut state, mut learned, mut largest) = (vec![], 0, 0, 0);
     for block in blocks.iter().filter(|block| block.dies as usize >= start) {
@@ -109,8 +109,7 @@ pub(super) fn divide(
         }
     }
     *blocks = divided;
-    let by_rows = trace.by_rows.iter().map(|(path, bytes)| in_memory(Some(path), *bytes));
-    let largest = by_rows.fold(largest, u64::max);
+    let largest = trace.by_rows.values().copied().fold(largest, u64::max);
     let of_largest = (largest as f64 * state as f64 / (learned.max(1)) as f64) as u64;
     workspaces[update..end].fill(VALUES * largest + STATES * of_largest);
 }

@@ -34,7 +34,7 @@ pub struct StepTrace {
     /// The bytes of each parameter that an update in a store has in memory, if it divides parameters.
     #[serde(default)]
     pub(crate) parts: BTreeMap<String, u64>,
-    /// Parameters that are in memory some rows at a time if there is a store, with their bytes.
+    /// Parameters that are in memory some rows at a time if there is a store, with the bytes that an update has in memory.
     pub(crate) by_rows: BTreeMap<String, u64>,
 }
 

@@ -85,8 +85,14 @@ impl StepTrace {
         Self { parts, ..self }
     }
 
-    /// Says which parameters, by their paths and with their bytes, are in memory some rows at a time in a step in a store. The step was
-    /// recorded with operations that read them so.
+    /// The bytes of a parameter that an update in a store has in memory. `None` for one that is not updated, and for all parameters if an update
+    /// does not [divide](Self::with_parts_in_store) them.
+    pub fn part_in_store(&self, path: &str) -> Option<u64> {
+        self.parts.get(path).copied()
+    }
+
+    /// Says which parameters are in memory some rows at a time in a step in a store, by their paths and with the bytes that an update has in
+    /// memory. The step was recorded with operations that read them so.
     pub fn with_rows_in_store(self, by_rows: BTreeMap<String, u64>) -> Self {
         Self { by_rows, ..self }
     }

@@ -94,12 +94,14 @@ impl Asked {
     }
 }
 
-/// The trained parameters among `asked` that no other operation uses, with their bytes in f32: burn makes no gradient of them.
+/// The trained parameters among `asked` that no other operation uses, with the bytes that an update has in memory: burn makes no gradient of
+/// them.
 pub(crate) fn only_by_rows(plain: &StepTrace, by_rows: &StepTrace, asked: &BTreeSet<String>) -> BTreeMap<String, u64> {
     let others: BTreeSet<&str> = by_rows.learned_parameters().into_iter().map(|(path, _)| path).collect();
     let learned = plain.learned_parameters().into_iter();
     let found = learned.filter(|(path, _)| asked.contains(*path) && !others.contains(path));
-    found.map(|(path, elements)| (path.to_owned(), 4 * elements)).collect()
+    let of_part = |path: &str, elements: u64| plain.part_in_store(path).unwrap_or(4 * elements);
+    found.map(|(path, elements)| (path.to_owned(), of_part(path, elements))).collect()
 }
 
 /// The sizes of a matrix in parts. Recorded operations do not read it.

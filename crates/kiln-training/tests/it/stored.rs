@@ -7,6 +7,7 @@ use std::process::Command;
 use kiln_checkpointing::Plan;
 use kiln_data::TrainTest;
 use kiln_memory::BackendProfile;
+use kiln_models::GptConfig;
 use kiln_parallel::Schedule;
 use kiln_precision::{Policy, Precision};
 use kiln_recovery::{Injector, Ladder};
@@ -16,7 +17,7 @@ use kiln_training::{
 
 use crate::HEAP;
 use crate::case::{Case, Classify, Epochs, Make, Parts, Way, gpt, large_vocabulary, pruning, resnet, stages};
-use crate::support::{Settings, Snapshot, device, inject, noted, planned, recovery, temporary, told, turn};
+use crate::support::{Settings, Snapshot, beside, device, inject, noted, planned, recovery, temporary, told, turn};
 
 /// A case, streamed from a directory.
 fn in_directory<'a>(case: &'a Case, directory: &Path) -> TrainerBuilder<'a, Classify> {
@@ -318,6 +319,31 @@ fn a_large_parameter_is_updated_in_parts_with_the_same_bits() {
         let parts = Parts { width: 1152, norms: false, tied: false, ..Parts::new(2) };
         let case = Case::new(Make::Chain(parts), OptimizerConfig::named(name).unwrap(), 4, 2).steps(2);
         updated_in_parts(if in_bf16 { case.with(stored_in_bf16) } else { case });
+    }
+}
+
+/// Words of 32 MB, with an optimizer that updates them in parts of 4 MiB, and with one that cannot.
+#[test]
+fn a_plan_counts_the_part_of_a_large_parameter_that_an_update_has_in_memory() {
+    let _turn = beside();
+    let config = GptConfig { vocab: 1_000_000, ..large_vocabulary() };
+    let peak = |name: &str, in_bf16: bool| {
+        let case = Case::new(Make::Gpt(config.clone()), OptimizerConfig::named(name).unwrap(), 4, 2);
+        let case = if in_bf16 { case.with(stored_in_bf16) } else { case };
+        let (way, store) = (Way::streamed(case.task.make.blocks_in_store()), StoreConfig::Host);
+        let builder = case.builder(&way, None).with(|settings| settings.memory.store = Some(store));
+        let planner = builder.planner(&BackendProfile::flex(), &case.batch(0), 4).unwrap();
+        let (plan, precision) =
+            (Plan::stream(planner.blocks_in_store(), 1).unwrap(), planner.precisions().next().unwrap());
+        planner.evaluate(precision, &plan, 2, u64::MAX).unwrap().peak_bytes
+    };
+    let whole = peak("adafactor", false);
+    assert!(whole > 3 * 32_000_000, "{whole}");
+    for (name, in_bf16) in
+        [("adamw", false), ("adamw", true), ("adamw8bit", false), ("adamw8bit", true), ("lion", false)]
+    {
+        let in_parts = peak(name, in_bf16);
+        assert!(in_parts < 10 * (4 << 20), "{name}, in bf16 {in_bf16}: {in_parts}");
     }
 }
 
