@@ -47,9 +47,10 @@ pub(crate) fn build<P: Pipeline>(
         .with(|settings| settings.memory.loader_bytes = loader_bytes)
         .with(|settings| settings.memory.store = settings.memory.store.take().or(store.map(StoreConfig::Directory)))
         .with_pause(move |pause| interrupt.wait(pause));
+    let exact = setup.settings.run.exact;
     let builder = divided(builder, &setup.settings.run, device, communicator)?;
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
-    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
+    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes, exact))?;
     if let Some(plan) = trainer.plan() {
         setup.note(plan, trainer.budget_bytes());
     }
@@ -117,10 +118,11 @@ fn with_alternatives<'a, P: Pipeline>(
 }
 
 /// If no plan fits, names the option that makes the largest part of a step smaller.
-fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
+fn refused(error: kiln_training::Error, loader_bytes: u64, exact: bool) -> anyhow::Error {
     let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
     let advice = match loader_bytes >= *largest_bytes {
         true => "--loader-memory makes the loader's part smaller",
+        false if exact => "without --exact, or with a smaller --micro-batch, batches are cut",
         false => {
             "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
              --allow-8bit-optimizer where optimizer state is"
