@@ -13,6 +13,7 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 
 use crate::operation::{Computed, KernelBackend, LightOperation, Operation};
+use crate::sinks::offered;
 
 /// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
 const INPUTS: usize = 12;
@@ -38,7 +39,9 @@ impl<B: KernelBackend, O: Operation> Backward<B, INPUTS> for Node<O> {
         let wanted = ops.parents.each_ref().map(Option::is_some);
         let made = self.operation.gradient::<B>(ops.state, gradient, &wanted[..self.inputs]);
         for (parent, gradient) in ops.parents.iter().zip(made) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient)
+                && let Some(gradient) = offered::<B>(parent.id, gradient)
+            {
                 gradients.register::<B>(parent.id, gradient);
             }
         }

@@ -6,7 +6,7 @@
 //! - [`operation`], [`like`]: record an operation on burn's capture device, with the shapes of its outputs and its [`Cost`].
 //! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
-//! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them.
+//! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them. [`Sinks`]: one that hands them over there.
 //! - [`RowParts`]: a matrix that is in memory some rows at a time. [`update_part`]: an optimizer's update of some rows of a parameter.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
@@ -37,6 +37,7 @@ mod operation;
 mod product;
 mod row_parts;
 pub mod simd;
+mod sinks;
 mod sums;
 mod updated_part;
 
@@ -50,7 +51,8 @@ pub use operation::CubeKernel;
 pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
 pub use product::{Cpu, Product};
 pub use row_parts::RowParts;
-pub use sums::{accumulate_into, root_accumulating};
+pub use sinks::Sinks;
+pub use sums::accumulate_into;
 pub use updated_part::{UpdatedPart, update_part, updated_part};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the

@@ -63,7 +63,7 @@ pub fn accumulate_into<M: Module>(
 }
 
 /// The root of a backward pass that begins with `sums`, each the sum of gradients of the leaf with its number. See [`accumulate_into`].
-pub fn root_accumulating<B: Backend, C: CheckpointStrategy>(
+fn root_accumulating<B: Backend, C: CheckpointStrategy>(
     root: FloatTensor<Autodiff<B, C>>,
     sums: Vec<(NodeId, FloatTensor<B>)>,
 ) -> FloatTensor<Autodiff<B, C>> {

@@ -1,7 +1,8 @@
 //! The second pass of a segment: a graph of its own, from new leaves to the outputs whose gradients are given.
 
-use std::collections::HashSet;
+use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::rc::Rc;
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
@@ -14,14 +15,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
 };
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bytes, DType, FloatDType, Shape, Tensor};
-use kiln_operations::root_accumulating;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use kiln_operations::Sinks;
 
 use super::forward::{Source, Untracked, describe};
 use super::tensors::TensorMap;
 use crate::Error;
-use crate::stream::{Streamed, bytes_of};
+use crate::stream::Streamed;
 
 /// Sets burn's checkpointing strategy of all parameters, which `valid` and `train` reset.
 pub(crate) struct Restrategize(pub(crate) GradientCheckpointingStrategy);
@@ -120,58 +121,56 @@ where
     }
 }
 
-/// The sums of gradients that are in a store. The replay's backward pass goes on with them, so that no gradient exists beside its sum.
-pub(crate) struct Sums<'a, B: Backend, C> {
+/// Sends the gradients of parameters that are in a store there, each as soon as it is made.
+pub(crate) struct ToStore<'a, B: Backend, C> {
     store: &'a Streamed,
-    /// Parameters whose sums were taken. One that the module holds twice has two leaves.
-    taken: HashSet<ParamId>,
-    failure: Option<Error>,
-    found: Vec<(NodeId, FloatTensor<B>)>,
+    sinks: Sinks<B>,
+    failure: Failure,
     marker: PhantomData<C>,
 }
 
-impl<'a, B: Backend, C: CheckpointStrategy> Sums<'a, B, C>
-where
-    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
-{
-    pub(crate) fn stored(
-        module: &impl Module,
-        store: Option<&'a Streamed>,
-        roots: &Roots<B, C>,
-    ) -> Result<Vec<(NodeId, FloatTensor<B>)>, Error> {
-        let Some(store) = store.filter(|_| roots.root.is_some()) else { return Ok(vec![]) };
-        let mut sums = Self { store, taken: HashSet::new(), failure: None, found: vec![], marker: PhantomData };
-        module.visit(&mut sums);
-        sums.failure.map_or(Ok(sums.found), Err)
-    }
-}
+/// The first error of the store in a backward pass.
+type Failure = Rc<RefCell<Option<Error>>>;
 
-impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Sums<'_, B, C>
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for ToStore<'_, B, C>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A gradient in bf16 is added in f32, when it is whole.
-        if param.dtype() != DType::F32 || !self.store.has(param.id) || !self.taken.insert(param.id) {
+        if param.dtype() != DType::F32 || !self.store.has(param.id) {
             return;
         }
-        match self.store.gradient::<D>(param.id, &param.device().inner()) {
-            Ok(sum) => {
-                let leaf = param.val().try_into_primitive::<Autodiff<B, C>>().ok();
-                let sum = sum.and_then(|sum| sum.try_into_primitive::<B>().ok());
-                self.found.extend(leaf.zip(sum).map(|(leaf, sum)| (leaf.id(), sum)));
-            }
-            Err(error) => self.failure = Some(error),
+        if let Ok(leaf) = param.val().try_into_primitive::<Autodiff<B, C>>() {
+            let (store, id, failure) = (self.store.clone(), param.id, self.failure.clone());
+            self.sinks.insert(leaf.id(), move |gradient| {
+                if failure.borrow().is_none() {
+                    let added = store.add_to_sum(id, Tensor::<D>::from_primitive::<B>(gradient));
+                    *failure.borrow_mut() = added.err();
+                }
+            });
         }
     }
 }
 
-/// The backward pass of the replay, which adds to `sums`. `None` when no output needs it.
+/// The backward pass of the replay of `module`. `None` when no output needs it.
 pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(
     roots: Roots<B, C>,
-    sums: Vec<(NodeId, FloatTensor<B>)>,
-) -> Option<Gradients> {
-    roots.root.map(|root| <Autodiff<B, C> as AutodiffBackend>::backward(root_accumulating::<B, C>(root, sums)))
+    module: &impl Module,
+    store: Option<&Streamed>,
+) -> Result<Option<Gradients>, Error>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    let Some(root) = roots.root else { return Ok(None) };
+    let pass = || <Autodiff<B, C> as AutodiffBackend>::backward(root);
+    let Some(store) = store else { return Ok(Some(pass())) };
+    let failure = Failure::default();
+    let mut to_store =
+        ToStore::<B, C> { store, sinks: Sinks::default(), failure: failure.clone(), marker: PhantomData };
+    module.visit(&mut to_store);
+    let gradients = to_store.sinks.during(pass);
+    failure.take().map_or(Ok(Some(gradients)), Err)
 }
 
 /// Starts a backward pass at a tensor with a gradient that is given.
@@ -189,40 +188,27 @@ impl<B: Backend> Backward<B, 1> for Inject {
     }
 }
 
-/// Hands the parameters' gradients to the outer graph or to the store.
+/// Hands the parameters' gradients to the outer graph, and those that did not go to the store yet to the store.
 pub(crate) struct Push<B: Backend, C> {
     inner: Option<Gradients>,
     parameters: std::vec::IntoIter<Option<Source>>,
     store: Option<Streamed>,
-    /// Parameters whose sums go to the store.
-    put: HashSet<ParamId>,
     found: Vec<(NodeId, FloatTensor<B>)>,
-    /// Sums for the store.
-    sums: Vec<(ParamId, Bytes)>,
-    /// Add gradients of parameters that the module holds once more.
     adds: Vec<Box<dyn FnOnce() -> Result<(), Error>>>,
-    failure: Option<Error>,
     marker: PhantomData<C>,
 }
 
 impl<B: Backend, C> Push<B, C> {
     /// `parameters` are those of the outer graph, in the order that the module is visited in.
     pub(crate) fn new(inner: Option<Gradients>, parameters: Vec<Option<Source>>, store: Option<Streamed>) -> Self {
-        let (parameters, put) = (parameters.into_iter(), HashSet::new());
-        let (found, sums, adds, failure) = (vec![], vec![], vec![], None);
-        Self { inner, parameters, store, put, found, sums, adds, failure, marker: PhantomData }
+        let (parameters, found, adds) = (parameters.into_iter(), vec![], vec![]);
+        Self { inner, parameters, store, found, adds, marker: PhantomData }
     }
 
-    /// Registers the gradients, the last parameter first, as a backward pass does, and begins to write the sums.
+    /// Registers the gradients, the last parameter first, as a backward pass does, and adds those for the store.
     pub(crate) fn register(self, outer: &mut Gradients) -> Result<(), Error> {
-        if let Some(error) = self.failure {
-            return Err(error);
-        }
         for (parameter, gradient) in self.found.into_iter().rev() {
             outer.register::<B>(parameter, gradient);
-        }
-        if let Some(store) = self.store.filter(|_| !self.sums.is_empty()) {
-            store.put_sums(self.sums)?;
         }
         self.adds.into_iter().try_for_each(|add| add())
     }
@@ -241,14 +227,7 @@ where
                 None => self.found.push((parameter.node, gradient)),
                 Some(store) => {
                     let (id, gradient) = (param.id, Tensor::<D>::from_primitive::<B>(gradient));
-                    // The backward pass went on with the sum of the first.
-                    match param.dtype() == DType::F32 && self.put.insert(id) {
-                        true => match bytes_of(gradient) {
-                            Ok(bytes) => self.sums.push((id, bytes)),
-                            Err(error) => self.failure = Some(error),
-                        },
-                        false => self.adds.push(Box::new(move || store.add_to_sum(id, gradient))),
-                    }
+                    self.adds.push(Box::new(move || store.add_to_sum(id, gradient)));
                 }
             }
         }

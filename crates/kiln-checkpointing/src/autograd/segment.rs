@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use super::forward::{Attach, Outputs, Sources, Untracked};
 use super::graph::hub;
 use super::offload::{Place, Saved};
-use super::replay::{Leaves, Push, Restrategize, Roots, Sums, backward};
+use super::replay::{Leaves, Push, Restrategize, Roots, backward};
 use super::seeds::{draw, seeded};
 use super::tensors::Tensors;
 use crate::Error;
@@ -128,8 +128,7 @@ where
         let _ = outputs.map(&mut roots);
         compare(&segment.name, &roots.described, &expected)?;
         let source = segment.source.as_ref().map(|source| &source.parameters);
-        let sums = Sums::<B, C>::stored(&module, source, &roots)?;
-        let mut inner = backward::<B, C>(roots, sums);
+        let mut inner = backward::<B, C>(roots, &module, source)?;
         leaves.register(inner.as_mut(), outer);
         let mut push = Push::<B, C>::new(inner, of_module, source.cloned());
         module.visit(&mut push);

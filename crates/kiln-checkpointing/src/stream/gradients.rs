@@ -2,12 +2,12 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
-use super::bytes::{bytes_of, tensor};
+use super::bytes::{bytes_of, missing, tensor};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
-use super::values::{read_parts, write_parts};
+use super::values::read_parts;
 use crate::Error;
 
 impl Streamed {
@@ -35,29 +35,31 @@ impl Streamed {
         tensor(Blob::new(number, content, part.unwrap_or(0)), bytes, (&shape, entry.dtype_of(content)), device)
     }
 
-    /// Adds a gradient to the sum of a parameter's gradients.
+    /// Adds a gradient to the sum of a parameter's gradients, of which one part is in memory at a time.
     pub(crate) fn add_to_sum<const D: usize>(&self, id: ParamId, gradient: Tensor<D>) -> Result<(), Error> {
-        let gradient = gradient.cast(DType::F32);
-        let sum = match self.gradient::<D>(id, &gradient.device())? {
-            Some(sum) => sum + gradient,
-            None => gradient,
-        };
-        self.put_sum(id, sum)
+        let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(()) };
+        let (entry, content) = (&self.layout().entries[number], Content::Gradient);
+        let mut sum = bytes_of(gradient.cast(DType::F32))?;
+        for part in 0..entry.parts() {
+            let (blob, part) = (Blob::new(number, content, part), &mut sum[entry.bytes_of(content, part)]);
+            if self.is_summed(number) {
+                self.add_stored(blob, part)?;
+            }
+            self.put(blob, part)?;
+        }
+        self.note_sum(number);
+        Ok(())
     }
 
-    /// Puts the sum of a parameter's gradients, in f32, in the place of the one before.
-    fn put_sum<const D: usize>(&self, id: ParamId, sum: Tensor<D>) -> Result<(), Error> {
-        self.put_sums(vec![(id, bytes_of(sum)?)])
-    }
-
-    /// Puts sums of gradients, as bytes in f32, in the places of those before. Each is in memory until it is written: written while the next
-    /// segment runs, they would be a part of its peak.
-    pub(crate) fn put_sums(&self, sums: Vec<(ParamId, Bytes)>) -> Result<(), Error> {
-        for (id, bytes) in sums {
-            let Some(number) = self.layout().numbers.get(&id).copied() else { continue };
-            let entry = &self.layout().entries[number];
-            write_parts(number, entry, Content::Gradient, &bytes, |blob, part| self.put(blob, part))?;
-            self.note_sum(number);
+    /// Adds what a blob has to values of f32 in the memory order of the machine.
+    pub(super) fn add_stored(&self, blob: Blob, values: &mut [u8]) -> Result<(), Error> {
+        let stored = self.read(blob)?.ok_or_else(|| missing(blob))?;
+        if stored.len() != values.len() {
+            let reason = format!("it has {} bytes, expected {}", stored.len(), values.len());
+            return Err(Error::Store { path: blob.to_string(), reason });
+        }
+        for (value, stored) in values.as_chunks_mut().0.iter_mut().zip(stored.as_chunks().0) {
+            *value = (f32::from_ne_bytes(*stored) + f32::from_ne_bytes(*value)).to_ne_bytes();
         }
         Ok(())
     }

@@ -16,7 +16,6 @@ mod update;
 mod uses;
 mod values;
 
-pub(crate) use bytes::bytes_of;
 pub use creation::{Creation, InitialValues};
 pub use file::FileStore;
 pub use host::HostStore;

@@ -55,19 +55,6 @@ impl Rows {
         Blob::new(self.number, content, part)
     }
 
-    /// Adds what a blob has, f32 in the memory order of the machine, to a gradient: `stored + gradient`.
-    fn plus(&self, blob: Blob, gradient: &mut [f32]) -> Result<(), Error> {
-        let stored = self.streamed.read(blob)?.ok_or_else(|| super::bytes::missing(blob))?;
-        if stored.len() != 4 * gradient.len() {
-            let reason = format!("it has {} bytes, expected {}", stored.len(), 4 * gradient.len());
-            return Err(Error::Store { path: blob.to_string(), reason });
-        }
-        for (value, bytes) in gradient.iter_mut().zip(stored.chunks_exact(4)) {
-            *value += f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        }
-        Ok(())
-    }
-
     /// One more operation has added its gradient. When all have, the next micro-batch begins.
     fn end_use(&self) {
         let uses = &mut self.streamed.lock().uses;
@@ -77,22 +64,22 @@ impl Rows {
     }
 
     fn add(&self, part: usize, gradient: TensorData) -> Result<(), Error> {
-        let unread = |e: &dyn fmt::Display| Error::Store { path: "a gradient".into(), reason: e.to_string() };
-        let values = |data: TensorData| data.try_into_vec::<f32>().map_err(|e| unread(&e));
-        let mut gradient = values(gradient)?;
+        let (entry, shape) = (self.entry(), self.entry().shape_of(part));
+        let in_f32 = |bytes| TensorData::from_bytes(bytes, shape.clone(), DType::F32);
+        let mut gradient = gradient.into_bytes();
         let uses = self.streamed.lock().uses.get(&self.number).copied().unwrap_or_default();
         let (first, last) = uses.first_and_last();
         if !first {
-            self.plus(self.blob(Content::Partial, part), &mut gradient)?;
-            let rounded = TensorData::new(gradient, self.entry().shape_of(part)).convert_dtype(self.entry().dtype);
-            gradient = values(rounded.convert_dtype(DType::F32))?;
+            self.streamed.add_stored(self.blob(Content::Partial, part), &mut gradient)?;
+            if entry.dtype != DType::F32 {
+                gradient = in_f32(gradient).convert_dtype(entry.dtype).convert_dtype(DType::F32).into_bytes();
+            }
         }
         if last && self.streamed.is_summed(self.number) {
-            self.plus(self.blob(Content::Gradient, part), &mut gradient)?;
+            self.streamed.add_stored(self.blob(Content::Gradient, part), &mut gradient)?;
         }
         let content = if last { Content::Gradient } else { Content::Partial };
-        let bytes = TensorData::new(gradient, self.entry().shape_of(part)).into_bytes();
-        self.streamed.put(self.blob(content, part), &bytes)?;
+        self.streamed.put(self.blob(content, part), &gradient)?;
         if part + 1 == self.entry().parts() {
             self.end_use();
             if last {

@@ -1,8 +1,8 @@
 //! A step whose gradients and optimizer state are in a store, and the parameters of its streamed segments.
 //!
 //! A recorded step has all of them as tensors that exist throughout. In such a step, the parameters of a streamed segment are in memory
-//! while the segment runs. Their gradients, with the sums that these are added to, are there during the segment's backward pass. The
-//! update has one parameter in memory at a time.
+//! while the segment runs. A gradient that an operation of Kiln's makes goes to the store at once, and others at the end of the segment's backward
+//! pass; what it is added to is read one part at a time. The update has one parameter in memory at a time.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -25,8 +25,6 @@ struct Segment<'a> {
     forward: Range<usize>,
     /// The operations of its second pass and of its backward pass.
     backward: Range<usize>,
-    /// The first operation of the backward pass: sums are read before.
-    sums: usize,
 }
 
 /// Divides the lifetimes of `blocks`, and replaces the recorded update. `streamed` are the blocks of the streamed segments.
@@ -40,13 +38,6 @@ pub(super) fn divide(
     let [start, _, update, end] = trace.phases;
     let segments = segments(trace, streamed);
     let used = uses(trace);
-    // A gradient that exists before a segment's backward pass is a sum.
-    let is_sum = |block: &&Block| !segments.iter().any(|segment| segment.backward.contains(&(block.born as usize)));
-    let gradient_of = |block: &Block| {
-        let gradient = |tensor: &u32| trace.tensors[*tensor as usize].role == TraceRole::Gradient;
-        trace.path_of(tensors_of(block, next).find(gradient)? as usize)
-    };
-    let summed: BTreeSet<&str> = blocks.iter().filter(is_sum).filter_map(gradient_of).collect();
     let is_narrow = |tensor: &u32| {
         let tensor = &trace.tensors[*tensor as usize];
         tensor.role == TraceRole::Parameter && tensor.dtype != DType::F32
@@ -86,20 +77,25 @@ pub(super) fn divide(
                 None => divided.push(*block),
             }
         } else if gradient.is_some() {
-            let (born, dies) = match place.map(|place| &segments[place]) {
-                None => (block.born, update as u32 - 1),
-                Some(Segment { backward, sums, .. }) => match backward.contains(&(block.born as usize)) {
-                    // A gradient is added to its sum as soon as it is made.
-                    true if path.is_some_and(|path| summed.contains(path)) => (block.born, block.born),
-                    true => (block.born, backward.end as u32 - 1),
-                    // That of a parameter in 16 bits is read when the segment is done.
-                    false if path.is_some_and(|path| narrow.contains(path)) => {
-                        (backward.end as u32 - 1, backward.end as u32 - 1)
-                    }
-                    false => (*sums as u32, backward.end as u32 - 1),
-                },
+            let Some(place) = place else {
+                divided.push(Block { dies: (update as u32 - 1).max(block.born), ..*block });
+                continue;
             };
-            divided.push(Block { born, dies: dies.max(born), ..*block });
+            let (first, end) = (segments[place].backward.start as u32, segments[place].backward.end as u32 - 1);
+            // The operation that makes the gradient or adds it to its sum, which exists before.
+            let is_sum = !segments[place].backward.contains(&(block.born as usize));
+            let read = tensors().filter_map(|tensor| used[tensor as usize]).map(|(first, _)| first as u32).min();
+            let at = if is_sum { read.unwrap_or(first) } else { block.born };
+            // That of a parameter in 16 bits is widened when the segment is done.
+            let widened = is_sum && path.is_some_and(|path| narrow.contains(path));
+            let bytes = if is_sum && !widened { in_memory(path, block.bytes) } else { block.bytes };
+            let (born, dies) = match (widened, is_made_by_kiln(trace, at as usize)) {
+                (true, _) => (end, end),
+                (false, false) => (at, end),
+                // The operation may make other gradients before this one goes.
+                (false, true) => (at, if is_sum { at } else { at + 1 }),
+            };
+            divided.push(Block { born, dies: dies.max(born), bytes, ..*block });
         } else {
             let first = tensors().filter_map(|tensor| used[tensor as usize]).map(|(first, _)| first).min();
             match (block.born as usize) < start && first.is_none_or(|first| first >= update) {
@@ -145,9 +141,16 @@ fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<
         let first = used.next().unwrap_or(backward);
         let last = used.next_back().unwrap_or(first);
         let forward = trace.cuts[blocks.start]..trace.cuts[blocks.end];
-        // The second pass has the operations of the first one.
-        let sums = forward.clone().find(uses).map_or(first, |begins| (first + forward.end - begins).min(last));
-        segments.push(Segment { forward, backward: first..last + 1, sums, parameters });
+        segments.push(Segment { forward, backward: first..last + 1, parameters });
     }
     segments
+}
+
+/// Whether a gradient that the operation `index` makes, or adds to a sum, comes from an operation of Kiln's.
+fn is_made_by_kiln(trace: &StepTrace, index: usize) -> bool {
+    let is_own = |index: usize| trace.graph.kind(trace.graph.operations[index]).short().starts_with("kiln::");
+    let reads = trace.graph.inputs_at(index);
+    // What is added was made shortly before.
+    let maker = |tensor: u32| (0..index).rev().find(|index| trace.graph.outputs_at(*index).contains(&tensor));
+    is_own(index) || reads.len() == 2 && reads.iter().filter_map(|read| maker(read.tensor)).any(is_own)
 }
