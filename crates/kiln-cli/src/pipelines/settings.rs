@@ -351,7 +351,7 @@ mod tests {
     }
 
     /// Options whose value is not the number 7.
-    const VALUES: [(&str, &str); 9] = [
+    const VALUES: [(&str, &str); 10] = [
         ("data", "text"),
         ("device", "gpu:3"),
         ("precision", "amp"),
@@ -361,6 +361,7 @@ mod tests {
         ("loader_memory", "7MiB"),
         ("bad_samples", "skip:7"),
         ("optimizer_offload", ""),
+        ("exact", ""),
     ];
 
     #[test]

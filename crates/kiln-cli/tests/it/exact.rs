@@ -4,32 +4,31 @@ use std::path::Path;
 
 use super::support::{config, done, refused, stderr, weights};
 
-fn train(at: &Path, out: &str, options: &[&str]) -> String {
-    let run = ["train", "resnet", "--batch-size", "256", "--seed", "3", "--out", out];
-    stderr(&done(at, &[&run[..], options].concat()))
+/// Two steps, and then two more with other options. Returns what both have said.
+fn train(at: &Path, out: &str, [first, then]: [&[&str]; 2]) -> [String; 2] {
+    let run = ["train", "resnet", "--batch-size", "256", "--seed", "3", "--max-steps", "2", "--out", out];
+    let first = stderr(&done(at, &[&run[..], first].concat()));
+    let run = ["train", "resnet", "--resume", out, "--max-steps", "4"];
+    [first, stderr(&done(at, &[&run[..], then].concat()))]
 }
 
 #[test]
 fn exact_runs_have_the_same_weights_under_every_budget() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    train(at, "free", &["--max-steps", "4"]);
-    let said = train(at, "cut", &["--max-steps", "4", "--memory", "step:12MiB"]);
+    train(at, "free", [&[], &[]]);
+    let [said, _] = train(at, "cut", [&["--memory", "step:12MiB"], &[]]);
     assert!(said.contains("micro-batches of") && said.contains("batch norm sees"), "{said}");
     assert!(weights(&at.join("cut")) != weights(&at.join("free")));
 
-    let said = train(at, "streamed", &["--exact", "--max-steps", "4", "--memory", "step:12MiB"]);
-    assert!(said.contains("whole batches of 256") && !said.contains("batch norm sees"), "{said}");
-    // It goes on within another budget, and memory runs out.
-    train(at, "moved", &["--exact", "--max-steps", "2", "--memory", "step:40MiB"]);
-    let on =
-        ["train", "resnet", "--resume", "moved", "--max-steps", "4", "--memory", "step:14MiB", "--inject-oom", "0.02"];
-    let said = stderr(&done(at, &on));
-    assert!(said.contains("whole batches of 256") && said.contains("recomputed"), "{said}");
-    assert!(config(&at.join("moved")).contains("exact = true"));
-    for run in ["streamed", "moved"] {
-        assert!(weights(&at.join(run)) == weights(&at.join("free")), "{run}");
-    }
+    // It goes on within another budget, in which memory runs out.
+    let budgets: [&[&str]; 2] =
+        [&["--exact", "--memory", "step:40MiB"], &["--memory", "step:14MiB", "--inject-oom", "0.02"]];
+    let [_, said] = train(at, "exact", budgets);
+    assert!(said.contains("whole batches of 256") && said.contains("streamed"), "{said}");
+    assert!(!said.contains("batch norm sees"), "{said}");
+    assert!(config(&at.join("exact")).contains("exact = true"));
+    assert!(weights(&at.join("exact")) == weights(&at.join("free")));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use burn::tensor::{Bool, Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_pack::{Reader, Tensor as Packed, Writer};
 use kiln_checkpointing::Streamed;
 
-use super::divided::{part_of, whole_state};
+use super::divided::{io, part_of, whole_state};
 use super::joined::{JOINED, Joined};
 use super::manifest::{MODEL, OPTIMIZER};
 use crate::optimizer::StateRecord;
@@ -112,10 +112,6 @@ pub(crate) fn load_stored<M: Module>(streamed: &Streamed, model: M, path: &Path)
         }
     }
     Ok(model)
-}
-
-pub(super) fn io(error: kiln_checkpointing::Error) -> burn_pack::Error {
-    burn_pack::Error::IoError(error.to_string())
 }
 
 /// Collects the tensors of a model as burn's record has them. Those in the store are read when they are written.
