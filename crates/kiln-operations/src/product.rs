@@ -87,3 +87,18 @@ impl Product {
         self.packed(cpu) * if spread { self.at_once(batch, cpu) } else { 1 }
     }
 }
+
+/// The number of rows from which gemm 0.19 computes all rows alike: more than one, which is a vector, more than 256 results, fewer of which it
+/// computes as dot products, and more than 64 rows or columns where the depth has several blocks, which are larger for smaller products.
+pub fn enough_rows(columns: usize, depth: usize) -> usize {
+    match (columns, depth) {
+        (0..=64, 513..) => (256 / columns.max(1) + 1).max(65),
+        _ => (256 / columns.max(1) + 1).max(2),
+    }
+}
+
+/// Bytes of the copies that `cpu::gemm::multiply_rows` makes of few rows and of their results.
+pub fn padded_rows(rows: u64, columns: u64, depth: u64) -> u64 {
+    let enough = enough_rows(columns as usize, depth as usize) as u64;
+    if rows < enough { 4 * enough * (columns + depth) } else { 0 }
+}

@@ -10,7 +10,8 @@ pub struct UpdatedPart {
     pub shape: Vec<usize>,
     /// The number of the part's first element in the parameter.
     pub first_element: usize,
-    /// The bytes of the whole parameter's first values, at most 64, in its dtype, for a part that has no state yet.
+    /// The bytes of the whole parameter's first values, at most 64, in its dtype, for a part in 16 bits that has no
+    /// state yet.
     pub beginning: Option<Vec<u8>>,
 }
 

@@ -20,7 +20,7 @@ use crate::Error;
 
 const INDEX: &str = "store.json";
 const LOCK: &str = "lock";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// A store in a directory of a disk. It outlives the process: after a commit, and until the next, it is the run after that step.
 ///

@@ -291,7 +291,9 @@ impl<P: Pipeline> Setup<P> {
                 _ => MemorySetting::Step(budget), // a share of the free memory is one of a step
             });
             run.precision = plan.precision;
-            run.micro_batch = Some(plan.micro_batch);
+            if !run.exact {
+                run.micro_batch = Some(plan.micro_batch); // that of an exact run does not depend on a plan
+            }
             run.checkpointing = match plan.checkpoints.recomputed() {
                 0 => Recompute::None,
                 _ => Recompute::Plan(plan.checkpoints.clone()),

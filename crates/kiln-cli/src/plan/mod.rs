@@ -140,7 +140,8 @@ fn plan<T: Task>(
     let stored = arguments.parameters.filter(|stored| *stored != Precision::F32);
     let precisions = match (arguments.precision, stored) {
         // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
-        (None, None) => vec![Precision::F32, Precision::BF16],
+        (None, None) if !arguments.exact => vec![Precision::F32, Precision::BF16],
+        (None, None) => vec![Precision::F32],
         (Some(precision), _) | (None, Some(precision)) => vec![precision],
     };
     let parameters = arguments.parameters.unwrap_or_default();
@@ -161,7 +162,9 @@ fn plan<T: Task>(
     });
     let builder = if arguments.exact { builder.with_micro_batch(batch) } else { builder };
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
-        (None, Some(small)) => builder.with_allowed_optimizer(small.name(), move |model| small.groups(model)),
+        (None, Some(small)) if !arguments.exact => {
+            builder.with_allowed_optimizer(small.name(), move |model| small.groups(model))
+        }
         _ => builder,
     };
     let layout = divided::layout(arguments)?;

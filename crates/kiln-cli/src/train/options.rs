@@ -16,7 +16,7 @@ use crate::usage::Usage;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.
-const MAY_CHANGE_ON_RESUME: [&str; 29] = [
+const MAY_CHANGE_ON_RESUME: [&str; 28] = [
     "resume",
     "config",
     "out",
@@ -30,7 +30,6 @@ const MAY_CHANGE_ON_RESUME: [&str; 29] = [
     "memory",
     "store",
     "micro_batch",
-    "exact",
     "checkpointing",
     "wait_for_memory",
     "inject_oom",
@@ -88,7 +87,7 @@ pub(super) fn settings_file<P: Pipeline>(
         file.remove("run", &["init", "store"]);
         if file.get("run", "memory").is_some() {
             file.remove("run", &["checkpointing", "optimizer_offload"]);
-            if file.get("run", "exact").is_none() {
+            if file.get("run", "exact").and_then(|exact| exact.as_bool()) != Some(true) {
                 file.remove("run", &["micro_batch"]);
             }
         }

@@ -16,7 +16,7 @@ use crate::words::counted;
 
 /// Whether the options require a new plan of steps.
 pub(super) fn plans_again(given: &GivenNames) -> bool {
-    given.any(&["memory", "micro_batch", "exact", "checkpointing"])
+    given.any(&["memory", "micro_batch", "checkpointing"])
 }
 
 /// Adapts the settings of a continued run to the options that are given. `batches`: those of an epoch.
@@ -53,7 +53,7 @@ fn settings_to_record<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, 
     (run.clip_norm, run.store) = (now.clip_norm, now.store);
     if planned {
         (run.memory, run.micro_batch, run.checkpointing) = (now.memory, now.micro_batch, now.checkpointing);
-        (run.optimizer_offload, run.exact) = (now.optimizer_offload, now.exact);
+        run.optimizer_offload = now.optimizer_offload;
     }
     had
 }

@@ -2,7 +2,7 @@
 
 use crate::activation::Activation;
 use crate::norm::NormSettings;
-use kiln_operations::{Call, Cost, Cpu, Product};
+use kiln_operations::{Call, Cost, Cpu, Product, padded_rows};
 
 /// The prologue: an operation on the input before the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +25,11 @@ pub(super) const BLOCK: usize = 256;
 /// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue, 1 with a norm, 2 with an activation.
 pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
-    cpu_scratch: |call, cpu| scratch(call, 3, |rows, [inputs, outputs]| product([rows, inputs, outputs]).packed(cpu)),
+    cpu_scratch: |call, cpu| {
+        scratch(call, 3, |rows, [inputs, outputs]| {
+            product([rows, inputs, outputs]).packed(cpu) + padded_rows(rows, outputs, inputs)
+        })
+    },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
     ..Cost::new("kiln::linear")
@@ -51,7 +55,7 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
     cpu_scratch: |call, cpu| {
         scratch(call, 4, |rows, [inputs, outputs]| {
             let packed = Product { right_rows: false, ..product([rows, outputs, inputs]) }.packed(cpu);
-            packed.max(prologue_gradient(call, rows, cpu))
+            (packed + padded_rows(rows, inputs, outputs)).max(prologue_gradient(call, rows, cpu))
         })
     },
     // An activation's gradient is written over the one that it is computed from.

@@ -19,9 +19,9 @@ use super::scale::swapped;
 use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
-use kiln_operations::by_dtype;
-use kiln_operations::cpu::gemm::{Matrix, Output, Threads, enough_rows, multiply, multiply_rows};
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
 use kiln_operations::cpu::stored::{Stored, tensor, to_f32};
+use kiln_operations::{by_dtype, enough_rows};
 
 /// The fewest values of a task.
 pub(super) const TASK: usize = 1 << 14;

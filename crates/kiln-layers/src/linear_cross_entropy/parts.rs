@@ -14,7 +14,7 @@ use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operatio
 
 use super::graph::LossKernel;
 use super::settings::LossOptions;
-use super::settings::{CLASSES, chunk_rows};
+use super::settings::{CLASSES, chunk_rows, padded};
 use crate::row_weight::{add_whole, whole};
 
 /// The loss with its weight in parts. Inputs are hidden rows, the weight's parameter, targets and class weights, which may be missing.
@@ -60,7 +60,10 @@ fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let block = classes.min(CLASSES as u64);
     let packed = cpu.packed([chunk, width, block], true).max(cpu.packed([block, chunk, width], false));
-    4 * (chunk * (width + block) + copies * block * width + call.scalar(0).min(classes) * width) + 64 * rows + packed
+    4 * (chunk * (width + block) + copies * block * width + call.scalar(0).min(classes) * width)
+        + 64 * rows
+        + packed
+        + padded(chunk, width, block)
 }
 
 impl Pass {

@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::tensor::IntTensor;
 use burn::tensor::DType;
-use kiln_operations::{Call, Cost, Cpu};
+use kiln_operations::{Call, Cost, Cpu, padded_rows};
 
 /// The settings of the loss that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -175,7 +175,17 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
         _ if by_class => cpu.packed([of_block, chunk, width], false),
         _ => cpu.packed([width, chunk, of_block], false),
     };
-    4 * (chunk * (width + classes)) + 32 * rows + call.wide(2, 1) + block + logits.max(of_weight)
+    4 * (chunk * (width + classes))
+        + 32 * rows
+        + call.wide(2, 1)
+        + block
+        + logits.max(of_weight)
+        + padded(chunk, width, of_block)
+}
+
+/// Bytes of the copies of few rows, for the logits or for the gradient of the rows.
+pub(super) fn padded(rows: u64, width: u64, classes: u64) -> u64 {
+    padded_rows(rows, classes, width).max(padded_rows(rows, width, classes))
 }
 
 /// The logits of a chunk and their gradient, four tensors of its rows and one for each of several blocks, a copy of weights that are padded

@@ -88,8 +88,10 @@ pub(super) fn divide(
             let at = if is_sum { read.unwrap_or(first) } else { block.born };
             // That of a parameter in 16 bits is widened when the segment is done.
             let widened = is_sum && path.is_some_and(|path| narrow.contains(path));
-            let bytes = if is_sum && !widened { in_memory(path, block.bytes) } else { block.bytes };
-            let (born, dies) = match (widened, is_made_by_kiln(trace, at as usize)) {
+            let goes_at_once = !widened && is_made_by_kiln(trace, at as usize);
+            // Only the part of the sum that is added; where the gradient stays, the sum stands for it.
+            let bytes = if is_sum && goes_at_once { in_memory(path, block.bytes) } else { block.bytes };
+            let (born, dies) = match (widened, goes_at_once) {
                 (true, _) => (end, end),
                 (false, false) => (at, end),
                 // The operation may make other gradients before this one goes.

@@ -90,15 +90,6 @@ impl GptBlock {
         let attention = half(&self.ln_1, Branch::Attention(self.attn.clone()));
         [attention, half(&self.ln_2, Branch::FeedForward(self.mlp.clone()))]
     }
-
-    /// Runs the block on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
-    /// nothing is kept for a backward pass.
-    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
-        let attended = self.attn.extend(layer_norm(&self.ln_1, x_btc.clone()), past, at);
-        let x_btc = x_btc + self.drop.forward(attended);
-        let fed = self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone()));
-        x_btc + self.drop.forward(fed)
-    }
 }
 
 impl GptHalf {
@@ -110,6 +101,17 @@ impl GptHalf {
             (Branch::Attention(attention), false) => attention.stock(layer_norm(&self.norm, x)),
             (Branch::FeedForward(mlp), true) => mlp.lean(&self.norm, x),
             (Branch::FeedForward(mlp), false) => mlp.stock(layer_norm(&self.norm, x)),
+        };
+        x_btc + self.drop.forward(branch)
+    }
+
+    /// Runs the half on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
+    /// nothing is kept for a backward pass.
+    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
+        let normed = layer_norm(&self.norm, x_btc.clone());
+        let branch = match &self.branch {
+            Branch::Attention(attention) => attention.extend(normed, past, at),
+            Branch::FeedForward(mlp) => mlp.stock(normed),
         };
         x_btc + self.drop.forward(branch)
     }

@@ -241,7 +241,9 @@ impl Gpt {
         cache.blocks.resize_with(self.h.len(), KeysValues::default);
         let mut x_btc = self.embed_after(past, parts.words.clone(), ids_bt);
         for (block, own) in self.h.iter().zip(&mut cache.blocks) {
-            x_btc = parts.block(block)?.extend(x_btc, own, at);
+            for half in block.halves() {
+                x_btc = parts.half(&half)?.extend(x_btc, own, at);
+            }
         }
         cache.advance(b, t);
         Ok(x_btc)
@@ -258,6 +260,7 @@ impl Gpt {
     /// Works as [`features`](Self::features), with parameters that come in when they are used.
     pub(super) fn features_in(&self, parts: &GptParts<'_>, ids_bt: Tensor<2, Int>) -> Result<Tensor<3>, Error> {
         let x_btc = self.embed_by_rows(parts.words.clone(), ids_bt);
-        self.h.iter().try_fold(x_btc, |x, block| Ok(parts.block(block)?.forward(x)))
+        let mut halves = self.h.iter().flat_map(GptBlock::halves);
+        halves.try_fold(x_btc, |x, half| Ok(parts.half(&half)?.forward(x)))
     }
 }

@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use kiln_layers::RowParts;
 
-use super::block::GptBlock;
+use super::block::GptHalf;
 use crate::Error;
 
-/// The parameters of a [`Gpt`](crate::Gpt) that is larger than the memory: its blocks come one after the other, and its [words](crate::Gpt::words) some rows at
+/// The parameters of a [`Gpt`](crate::Gpt) that is larger than the memory: the halves of its blocks come one after the other, and its [words](crate::Gpt::words) some rows at
 /// a time. All other parameters are those of the model.
 #[derive(Clone)]
 pub struct GptParts<'a> {
     pub(super) words: Option<Arc<dyn RowParts>>,
-    bring: Rc<dyn Fn(GptBlock) -> Result<GptBlock, String> + 'a>,
+    bring: Rc<dyn Fn(GptHalf) -> Result<GptHalf, String> + 'a>,
     unread: Rc<dyn Fn() -> Option<String> + 'a>,
 }
 
 impl<'a> GptParts<'a> {
-    /// The parts of a model whose words are in memory. `bring` gives a block of it its values, or returns the reason why they cannot be read.
-    pub fn new(bring: impl Fn(GptBlock) -> Result<GptBlock, String> + 'a) -> Self {
+    /// The parts of a model whose words are in memory. `bring` gives half a block of it its values, or returns the reason why they cannot be read.
+    pub fn new(bring: impl Fn(GptHalf) -> Result<GptHalf, String> + 'a) -> Self {
         Self { words: None, bring: Rc::new(bring), unread: Rc::new(|| None) }
     }
 
@@ -36,9 +36,9 @@ impl<'a> GptParts<'a> {
         Self::new(Ok)
     }
 
-    pub(super) fn block(&self, block: &GptBlock) -> Result<GptBlock, Error> {
+    pub(super) fn half(&self, half: &GptHalf) -> Result<GptHalf, Error> {
         self.were_read()?;
-        (self.bring)(block.clone()).map_err(|reason| Error::Unread { reason })
+        (self.bring)(half.clone()).map_err(|reason| Error::Unread { reason })
     }
 
     /// Whether all words that were needed so far could be read: the values of others are NaN.

@@ -165,7 +165,7 @@ fn a_model_in_parts_has_the_logits_of_one_in_memory() {
                 brought.set(0);
                 let [whole, parts] = readers.each_mut().map(|reader| host(reader.read(&[*id]).unwrap()));
                 assert!(whole == parts, "{read} with a cache: {cached}");
-                assert_eq!(brought.get(), 2);
+                assert_eq!(brought.get(), 4, "the halves of two blocks");
             }
         }
     }
@@ -175,9 +175,9 @@ fn a_model_in_parts_has_the_logits_of_one_in_memory() {
 fn parameters_that_cannot_be_read_are_an_error_wherever_they_are_needed() {
     let model = model(true);
     let words = || Arc::new(Words(model.words().unwrap().val().into_data()));
-    let (blocks, asked) = (model.blocks().len(), Cell::new(0));
-    // The words are needed before the first block and after the last one.
-    for fails_at in 0..=blocks {
+    let (halves, asked) = (2 * model.blocks().len(), Cell::new(0));
+    // The words are needed before the first half of a block and after the last one.
+    for fails_at in 0..=halves {
         let unread = || (asked.replace(asked.get() + 1) == fails_at).then(|| "the disk is gone".to_owned());
         asked.set(0);
         let result = GptReader::in_parts(&model, GptParts::new(Ok).with_words(words(), unread)).read(&[1]);

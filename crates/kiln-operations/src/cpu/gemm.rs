@@ -1,5 +1,7 @@
 //! Products of matrices in slices, by the gemm crate.
 
+use crate::product::enough_rows;
+
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
@@ -138,11 +140,37 @@ pub fn multiply_rows(
     wide_out.chunks_exact(columns).take(rows).enumerate().for_each(|(row, wide)| out[lines(row)].copy_from_slice(wide));
 }
 
-/// The number of rows from which gemm 0.19 computes all rows alike: more than one, which is a vector, more than 256 results, fewer of which it
-/// computes as dot products, and more than 64 rows or columns where the depth has several blocks, which are larger for smaller products.
-pub fn enough_rows(columns: usize, depth: usize) -> usize {
-    match (columns, depth) {
-        (0..=64, 513..) => (256 / columns.max(1) + 1).max(65),
-        _ => (256 / columns.max(1) + 1).max(2),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that need all bits of their sums.
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| (((i + seed) * 7919 % 4001) as f32 - 2000.0) / 997.0).collect()
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_beside_any_number_of_rows() {
+        let most = 70;
+        for depth in [1, 2, 3, 512, 513, 1500] {
+            for columns in [1, 5, 64, 65, 300] {
+                let (left, right) = (numbers(most * depth, 1), numbers(depth * columns, 2));
+                let by_rows = Matrix::new(&right, depth, columns);
+                let by_columns = Matrix::new(&right, columns, depth).transposed();
+                for (right, output) in [(by_rows, Output::Add), (by_columns, Output::Replace)] {
+                    let product = |first: usize, rows: usize| {
+                        let mut out = vec![0.5; rows * columns];
+                        let left = Matrix::new(&left[first * depth..], rows, depth);
+                        multiply_rows((&mut out, columns, output), left, right, Threads::One);
+                        out
+                    };
+                    let whole = product(0, most);
+                    for (first, rows) in [(0, 1), (3, 1), (1, 2), (0, 20), (5, 64), (4, 65)] {
+                        let expected = &whole[first * columns..(first + rows) * columns];
+                        assert!(product(first, rows) == expected, "{rows} rows of {columns}, {depth} deep");
+                    }
+                }
+            }
+        }
     }
 }

@@ -75,7 +75,8 @@ pub struct MemoryConfig {
     pub budget: Option<MemoryBudget>,
     /// The most samples on the device at once. Default: as the budget allows.
     pub micro_batch: Option<usize>,
-    /// Keeps every bit, whatever the memory: micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole. A budget,
+    /// Keeps every bit, whatever the memory: micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole: those of
+    /// [`batch_size`](RunConfig::batch_size) samples, or of as many as the batch that [`build`](crate::TrainerBuilder::build) gets. A budget,
     /// and memory that runs out, change only where values are and when they are computed: recomputed blocks, offload, blocks in a store.
     /// Smaller micro-batches would round the sums of gradients in another order, and batch norm and dropout would compute other numbers.
     /// Precisions and optimizers that may replace the run's own are refused beside it. Default: false.

@@ -112,8 +112,8 @@ fn stores_that_do_not_fit_are_refused_in_one_line() {
     fs::write(&index, whole.replacen("\"file\":1", "\"file\":7", 1)).unwrap();
     let refused = text(open().unwrap_err());
     assert!(refused.ends_with("expected 0 or 1"), "{refused}");
-    fs::write(&index, whole.replacen("\"format\":1", "\"format\":2", 1)).unwrap();
-    assert_eq!(text(open().unwrap_err()), "the store cannot be used: DIR: store.json has format 2, expected 1");
+    fs::write(&index, whole.replacen("\"format\":2", "\"format\":1", 1)).unwrap();
+    assert_eq!(text(open().unwrap_err()), "the store cannot be used: DIR: store.json has format 1, expected 2");
 
     let other = directory.path().join("other");
     fs::create_dir(&other).unwrap();

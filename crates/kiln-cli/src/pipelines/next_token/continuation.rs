@@ -15,6 +15,8 @@ use crate::pipelines::run::{Finder, Findings};
 
 /// The most tokens to write, and the time limit.
 const TOKENS: usize = 120;
+/// Tokens of a model in a store: each reads the whole store, and keys and values take memory for all of them.
+const STORED_TOKENS: usize = 16;
 const TIME: Duration = Duration::from_secs(10);
 /// Tokens of the held-out text that the model continues.
 const PROMPT: usize = 24;
@@ -52,10 +54,10 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
     })
 }
 
-/// A reader of a model, some of whose parameters may be in a store: it brings in one block after the other for each token.
+/// A reader of a model, some of whose parameters may be in a store: it brings in half a block after the other for each token.
 pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptReader<'a> {
     let Some(streamed) = streamed else { return GptReader::new(model) };
-    let parts = GptParts::new(|block| streamed.filled(block).map_err(|error| error.to_string()));
+    let parts = GptParts::new(|half| streamed.filled(half).map_err(|error| error.to_string()));
     let parts = match model.words().and_then(|words| streamed.rows(words.id)) {
         Some(words) => parts.with_words(words, || streamed.take_failure().map(|error| error.to_string())),
         None => parts,
@@ -67,10 +69,11 @@ pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptR
 fn write(model: &Gpt, streamed: Option<&Streamed>, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
     let model = model.valid();
     let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
-    let (mut reader, begun) = (reader(&model, streamed).with_context(prompt.len() + TOKENS), Instant::now());
+    let tokens = if streamed.is_some() { STORED_TOKENS } else { TOKENS };
+    let (mut reader, begun) = (reader(&model, streamed).with_context(prompt.len() + tokens), Instant::now());
     let mut logits = reader.read(prompt)?;
     let mut written = vec![];
-    while written.len() < TOKENS && begun.elapsed() < TIME {
+    while written.len() < tokens && begun.elapsed() < TIME {
         let uniform = sample_rng(seed, 0, written.len() as u64).random::<f64>();
         let numbers = logits.try_into_data().context("cannot read the logits from the device")?;
         let token = sampling.choose(&numbers.iter::<f32>().collect::<Vec<_>>(), uniform)? as u32;
