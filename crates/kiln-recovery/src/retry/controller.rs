@@ -56,7 +56,7 @@ impl Controller {
     pub(crate) fn start(&self, samples: usize, bucket: u64) -> Attempts {
         let mut batch = Attempts::of(samples, bucket, self.by_capacity(samples, bucket));
         if let Some(shortage) = self.shortages.get(&bucket) {
-            let reduced = shortage.reduce(batch.first, self.search.config().min());
+            let reduced = shortage.reduce(batch.first);
             if shortage.batches_left > 0 {
                 (batch.setting, batch.reduced) = (reduced, true);
             } else {
@@ -172,9 +172,9 @@ impl Controller {
     /// The setting from before a shortage still fails.
     fn failed_return(&mut self, batch: &mut Attempts) -> Remedy {
         batch.returning = false;
-        let (interval, least) = (self.search.config().success_interval(), self.search.config().min());
+        let interval = self.search.config().success_interval();
         let Some(shortage) = self.shortages.get_mut(&batch.bucket) else { return Remedy::Reclaim };
-        batch.setting = shortage.reduce(batch.first, least);
+        batch.setting = shortage.reduce(batch.first);
         if shortage.return_failed(interval) {
             self.learn(batch.bucket);
             batch.restart(self.by_capacity(batch.samples, batch.bucket));
@@ -186,7 +186,7 @@ impl Controller {
     fn learn(&mut self, bucket: u64) {
         let Some(shortage) = self.shortages.remove(&bucket) else { return };
         self.relaxation.failed();
-        let stronger = shortage.reduce(Setting::new(shortage.size, self.level), 1).level();
+        let stronger = shortage.reduce(Setting::new(shortage.size, self.level)).level();
         if stronger != self.level {
             self.level = stronger;
             self.search.relearn();
@@ -270,13 +270,14 @@ impl Controller {
         if let Some(peak) = peak.filter(|_| setting.level() == self.level) {
             self.search.observe(bucket, setting.micro_batch, peak);
         }
-        let fails = batch.fails_above(setting.micro_batch).unwrap_or(setting.micro_batch + 1);
-        let least = self.search.config().min();
+        // A batch of fewer samples than the smallest micro-batch was not cut, and is no reason to cut a longer one.
+        let fitted = Setting { micro_batch: setting.micro_batch.max(self.search.config().min()), ..setting };
+        let fails = batch.fails_above(fitted.micro_batch).unwrap_or(fitted.micro_batch + 1);
         match self.shortages.get_mut(&bucket) {
             None => {
-                self.shortages.insert(bucket, Shortage::new(setting, fails));
+                self.shortages.insert(bucket, Shortage::new(fitted, fails));
             }
-            Some(shortage) if shortage.reduce(capacity, least) != setting => shortage.deepen(setting, fails),
+            Some(shortage) if shortage.reduce(capacity) != setting => shortage.deepen(fitted, fails),
             Some(_) => {}
         }
         if batch.reduced {

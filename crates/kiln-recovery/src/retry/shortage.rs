@@ -34,11 +34,10 @@ impl Shortage {
         Self { size: setting.micro_batch, level: setting.level(), fails, failed_returns: 0, batches_left: 0 }
     }
 
-    /// The reduced setting of a batch that would run with `earlier` without the shortage. Micro-batches are not smaller than `least`, but for a
-    /// batch that is: the shortage may have begun with such a batch.
-    pub(super) fn reduce(&self, earlier: Setting, least: usize) -> Setting {
+    /// The reduced setting of a batch that would run with `earlier` without the shortage.
+    pub(super) fn reduce(&self, earlier: Setting) -> Setting {
         Setting {
-            micro_batch: self.size.max(least).min(earlier.micro_batch),
+            micro_batch: self.size.min(earlier.micro_batch),
             plan: self.level.plan.max(earlier.plan),
             offload: self.level.offload || earlier.offload,
         }
@@ -66,18 +65,5 @@ impl Shortage {
     /// A batch ran with the reduced setting.
     pub(super) fn batch_done(&mut self) {
         self.batches_left = self.batches_left.saturating_sub(1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shortage_that_began_with_a_short_batch_cuts_no_longer_batch_below_the_least() {
-        let of = |micro_batch| Setting { micro_batch, plan: 1, offload: false };
-        let shortage = Shortage::new(of(100), 101);
-        let reduced = |batch: usize, least| shortage.reduce(Setting { plan: 0, ..of(batch) }, least);
-        assert_eq!([reduced(256, 256), reduced(60, 256), reduced(256, 1)], [of(256), of(60), of(100)]);
     }
 }

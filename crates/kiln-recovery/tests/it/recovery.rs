@@ -376,3 +376,19 @@ fn a_shortage_that_was_edited_is_brought_into_range() {
         let _ = recovery.run(16, bucket, |setting| fits(setting, 2), no_check).unwrap();
     }
 }
+
+#[test]
+fn a_shortage_that_began_with_a_short_batch_cuts_no_longer_batch_below_the_smallest_micro_batch() {
+    let config = MicroBatchSearchConfig::new(16).with_min(8);
+    let mut recovery = recovery(config, Ladder::new().with(Shrink).with_plans(2));
+    // A plan fits where the micro-batch does not: the capacity of plan 0 is below the short batch.
+    let ran = |recovery: &mut Recovery, samples| {
+        recovery.run(samples, 0, |setting| fits(setting, 2), no_check).map(|done| done.value).unwrap()
+    };
+    assert_eq!(recovery.run(16, 0, |setting| fits(setting, 16), no_check).unwrap().value.micro_batch, 16);
+    assert_eq!(ran(&mut recovery, 3), Setting { micro_batch: 3, plan: 1, offload: false });
+    assert_eq!(recovery.state().shortages[&0].size, 8);
+    let first = recovery.run(16, 0, |setting| fits(setting, 8), no_check).unwrap();
+    assert_eq!(first.value, Setting { micro_batch: 8, plan: 1, offload: false });
+    assert_eq!(ran(&mut recovery, 3), Setting { micro_batch: 3, plan: 1, offload: false });
+}
