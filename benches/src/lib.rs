@@ -1,6 +1,7 @@
-//! The harness that measures the reference pipelines: `cargo xtask bench` and `cargo xtask gpu`.
+//! The harness that measures the reference pipelines: `cargo xtask bench`, `cargo xtask predictions` and `cargo xtask gpu`.
 //!
 //! - [`mod@bench`]: whole steps against burn's own loop, and single functions.
+//! - [`predictions`]: predicted against measured memory of steps that are drawn at random.
 //! - [`gpu`]: the numbered list of checks and measurements on a GPU.
 //! - The criterion benches are in `benches/`, equal work in PyTorch is in `peers/`, results with their provenance are in `results/`.
 //!
@@ -10,4 +11,5 @@ pub mod bench;
 pub mod fixture_data;
 pub mod gpu;
 mod locked;
+pub mod predictions;
 mod provenance;

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure what Kiln costs: whole training steps against burn's own loop, their memory, and single functions
     Bench(benches::bench::BenchArguments),
+    /// Compare predicted with measured memory on training steps that are drawn at random
+    Predictions(benches::predictions::PredictionsArguments),
     /// Find tables of README.md and docs/ that are older than the code that they describe
     Figures(Figures),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(command) => benches::bench::run(&command),
+        Command::Predictions(arguments) => benches::predictions::run(&arguments),
         Command::Figures(command) => figures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Gpu(command) => benches::gpu::run(&command),

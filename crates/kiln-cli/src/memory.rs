@@ -19,7 +19,9 @@ use crate::train::{RunCommand, build, into_cli_error, memory_page, report};
 use crate::usage::Usage;
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
-const STEPS: u64 = 3;
+const STEPS: usize = 3;
+/// Batches until there were so many steps. Dynamic loss scaling skips the first ones until the scale fits.
+const BATCHES: usize = 40;
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;
 
@@ -64,14 +66,15 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
     let (mut trainer, setup) = build(run, &device, call, &Interrupt::default(), None, None)?;
     let _ = trainer.set_data(&setup.data.train)?; // learning rates depend on the number of steps
     let of_stages = trainer.measure_stages()?;
-    if !of_stages {
-        trainer.measure_step(STEPS - 1);
-    }
-    let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
-    let mut peak: Option<u64> = None;
-    for batch in batches.take(STEPS as usize) {
+    let mut batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0)).take(BATCHES);
+    let (mut peak, mut steps): (Option<u64>, _) = (None, 0);
+    while let (true, Some(batch)) = (steps < STEPS, batches.next()) {
         let batch = batch.map_err(kiln_training::Error::Data)?;
-        peak = peak.max(trainer.step(&batch).map_err(into_cli_error)?.peak_bytes);
+        if !of_stages && steps + 1 == STEPS {
+            trainer.measure_step(0);
+        }
+        let step = trainer.step(&batch).map_err(into_cli_error)?;
+        (peak, steps) = (peak.max(step.peak_bytes), steps + usize::from(!step.skipped));
     }
     let report = report(&trainer, &setup, trainer.measured())?.with_run_peak(peak);
     let folder = call.out.clone().unwrap_or_default();

@@ -20,7 +20,10 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     warm_threads(&plain);
     let path = path(name);
     if let Some(profile) = path.as_deref().and_then(read) {
-        return Ok(profile);
+        // What the processor has is known without measuring.
+        let BackendProfile { threads, cache_bytes, lanes, .. } = BackendProfile::flex();
+        let is_cpu = !name.starts_with("cuda");
+        return Ok(if is_cpu { BackendProfile { threads, cache_bytes, lanes, ..profile } } else { profile });
     }
     let start = if name.starts_with("cuda") { BackendProfile::cuda() } else { BackendProfile::flex() };
     tracing::info!("measuring {name} once, to predict steps on it");

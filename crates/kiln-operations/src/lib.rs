@@ -49,7 +49,7 @@ pub use fused::launch;
 #[cfg(feature = "cube")]
 pub use operation::CubeKernel;
 pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
-pub use product::{Cpu, Product, enough_rows, padded_rows};
+pub use product::{Cpu, Product, cache_bytes, enough_rows, padded_rows};
 pub use row_parts::RowParts;
 pub use sinks::Sinks;
 pub use sums::accumulate_into;

@@ -25,6 +25,14 @@ impl Cpu {
     }
 }
 
+/// Bytes of the second-level cache of a core of this machine, by which gemm divides its work. 1 MiB without feature `flex`.
+pub fn cache_bytes() -> u64 {
+    #[cfg(feature = "flex")]
+    return gemm_common::cache::CACHE_INFO[1].cache_bytes as u64;
+    #[cfg(not(feature = "flex"))]
+    return 1 << 20;
+}
+
 /// The number of multiplications from which a product is spread over all threads.
 const PARALLEL: usize = 192 * 192 * 192;
 

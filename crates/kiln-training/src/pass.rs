@@ -218,8 +218,8 @@ impl<'a, M> Pass<'a, M> {
             None => chain,
         };
         let plan = part_of(plan, first..first + chain.len());
-        // The step ends with an error of the chain; the pass still needs a value. What is streamed must not stay in memory for it.
-        let input = if plan.streams() { x.clone().map(&mut Hollow) } else { x.clone() };
+        // The step ends with an error of the chain; the pass still needs a value. The input must not stay in memory for it.
+        let input = x.clone().map(&mut Hollow);
         match chain.run(&plan, x, f.clone()) {
             Ok(x) => x,
             Err(error) => {
@@ -334,13 +334,13 @@ impl Passes {
     }
 }
 
-/// Makes zeros of the same shapes, which take no memory.
+/// Makes tensors of the same shapes that take no memory. Their values have no meaning.
 struct Hollow;
 
 impl TensorMap for Hollow {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let zero = Tensor::<D>::zeros([1; D], (&tensor.device(), tensor.dtype()));
-        zero.expand::<D, _>(tensor.shape())
+        let one = Tensor::<D>::empty([1; D], (&tensor.device(), tensor.dtype()));
+        one.expand::<D, _>(tensor.shape())
     }
 }
 

@@ -21,14 +21,16 @@ pub(super) const ROWS: usize = 256;
 pub(super) const TASK: usize = 16;
 /// Rows of a 16-bit weight that are widened at a time.
 pub(super) const BLOCK: usize = 256;
+/// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. For each such part, all inputs are read and the prologue is
+/// computed.
+pub(super) const GRADIENT: usize = 4 << 20;
 
 /// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue, 1 with a norm, 2 with an activation.
 pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
     cpu_scratch: |call, cpu| {
-        scratch(call, 3, |rows, [inputs, outputs]| {
-            product([rows, inputs, outputs]).packed(cpu) + padded_rows(rows, outputs, inputs)
-        })
+        let (weight, rows) = (Stored::of(call, 3), rows_at_once(call, 3));
+        of_rows(call, 3, rows) + weight.widened(call, BLOCK as u64) + weight.product(call, rows, weight.by_rows, cpu)
     },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
@@ -40,9 +42,10 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     any_order: &[4],
     same_layout: &[(4, 0)],
     cpu_scratch: |call, cpu| {
-        scratch(call, 4, |rows, [inputs, outputs]| {
-            Product { left_rows: false, ..product([inputs, rows, outputs]) }.packed(cpu)
-        })
+        let (weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
+        let lines = weight.lines(call, GRADIENT as u64 / (4 * weight.columns).max(1));
+        let packed = Product { left_rows: false, ..product([lines, rows, weight.columns]) }.packed(cpu);
+        of_rows(call, 4, rows) + weight.widened(call, lines) + packed
     },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
@@ -53,10 +56,9 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
 pub(super) static INPUT_BACKWARD: Cost = Cost {
     any_order: &[4],
     cpu_scratch: |call, cpu| {
-        scratch(call, 4, |rows, [inputs, outputs]| {
-            let packed = Product { right_rows: false, ..product([rows, outputs, inputs]) }.packed(cpu);
-            (packed + padded_rows(rows, inputs, outputs)).max(prologue_gradient(call, rows, cpu))
-        })
+        let (weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
+        let product = weight.product(call, rows, !weight.by_rows, cpu);
+        of_rows(call, 4, rows) + weight.widened(call, BLOCK as u64) + product.max(prologue_gradient(call, rows, cpu))
     },
     // An activation's gradient is written over the one that it is computed from.
     gpu_scratch: |call| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
@@ -68,16 +70,56 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
 pub(super) static PROLOGUE_INPUT_BACKWARD: Cost =
     Cost { id: "kiln::prologue_linear_input_backward", in_place: &[(0, 0)], ..INPUT_BACKWARD };
 
-/// With a prologue or in 16 bits: the inputs of some rows. In 16 bits also the outputs, and some lines of the weight. `of_rows`: the bytes
-/// of the work on these rows, from their number, inputs and outputs.
-fn scratch(call: &Call<'_>, weight: usize, of_rows: impl Fn(u64, [u64; 2]) -> u64) -> u64 {
+/// A weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
+struct Stored {
+    rows: u64,
+    columns: u64,
+    by_rows: bool,
+}
+
+impl Stored {
+    fn of(call: &Call<'_>, weight: usize) -> Self {
+        let (inputs, outputs) = (call.dim(weight, 0), call.dim(weight, 1));
+        let strides = call.inputs.get(weight).map_or(&[][..], |input| input.strides);
+        match strides {
+            [1, row] if *row != 1 => Self { rows: outputs, columns: inputs, by_rows: false },
+            _ => Self { rows: inputs, columns: outputs, by_rows: true },
+        }
+    }
+
+    /// Stored rows of a block: `lines` of them in 16 bits, all in f32.
+    fn lines(&self, call: &Call<'_>, lines: u64) -> u64 {
+        if call.reads_half(0) { lines.max(1).min(self.rows) } else { self.rows }
+    }
+
+    /// Bytes of a block of `lines` stored rows in f32, if the weight has 16 bits.
+    fn widened(&self, call: &Call<'_>, lines: u64) -> u64 {
+        if call.reads_half(0) { 4 * self.lines(call, lines) * self.columns } else { 0 }
+    }
+
+    /// Bytes of the product of `rows` rows with a block: along its stored rows, whose number is then the depth, or along its columns.
+    fn product(&self, call: &Call<'_>, rows: u64, along_rows: bool, cpu: &Cpu) -> u64 {
+        let lines = self.lines(call, BLOCK as u64);
+        let (depth, columns) = if along_rows { (lines, self.columns) } else { (self.columns, lines) };
+        let packed = Product { right_rows: along_rows, ..product([rows, depth, columns]) }.packed(cpu);
+        packed + padded_rows(rows, columns, depth)
+    }
+}
+
+/// Rows of the input that are computed at a time.
+fn rows_at_once(call: &Call<'_>, weight: usize) -> u64 {
+    let rows = call.elements(0) / call.dim(weight, 0).max(1);
+    if call.scalar(0) > 0 || call.reads_half(0) { rows.min(ROWS as u64) } else { rows }
+}
+
+/// Bytes of `rows` rows in f32: with a prologue or in 16 bits those of the input, in 16 bits also those of the output.
+fn of_rows(call: &Call<'_>, weight: usize, rows: u64) -> u64 {
     let (inputs, outputs) = (call.dim(weight, 0), call.dim(weight, 1));
-    let rows = call.elements(0) / inputs.max(1);
-    let (prologue, half) = (call.scalar(0) > 0, call.reads_half(0));
-    let together = if prologue || half { rows.min(ROWS as u64) } else { rows };
-    let of_inputs = if prologue || half { 4 * together * inputs } else { 0 };
-    let of_half = if half { 4 * (together * outputs) + 4 * (BLOCK as u64 * inputs.max(outputs)) } else { 0 };
-    of_inputs + of_half + of_rows(together, [inputs, outputs])
+    match (call.reads_half(0), call.scalar(0) > 0) {
+        (true, _) => 4 * rows * (inputs + outputs),
+        (false, true) => 4 * rows * inputs,
+        (false, false) => 0,
+    }
 }
 
 /// A product of matrices whose rows are without gaps.

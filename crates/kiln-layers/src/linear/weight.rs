@@ -6,14 +6,10 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
-use super::settings::BLOCK;
+use super::settings::{BLOCK, GRADIENT};
 use super::values::widened;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
 use kiln_operations::cpu::stored::zeros;
-
-/// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. For each such part, all inputs are read and the prologue is
-/// computed.
-const GRADIENT: usize = 4 << 20;
 
 /// The weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 pub(super) struct Weight {

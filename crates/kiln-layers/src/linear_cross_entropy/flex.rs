@@ -49,7 +49,9 @@ pub(super) fn counted(
             usize::try_from(*target).ok().filter(|class| *class < classes.count && Some(*target) != ignored)?;
         (weight != 0.0).then_some(Row { index, target, weight })
     };
-    let rows: Vec<Row> = targets.storage::<i64>().iter().enumerate().filter_map(row).collect();
+    let all = targets.storage::<i64>();
+    let mut rows = Vec::with_capacity(all.len());
+    rows.extend(all.iter().enumerate().filter_map(row));
     let total = match options.reduction {
         Reduction::Mean => rows.iter().map(|row| row.weight * classes.weight(row.target)).sum(),
         Reduction::Sum | Reduction::None => 1.0,

@@ -102,12 +102,11 @@ impl BackendProfile {
     /// burn's CPU device on this machine. Its tensors are counted with the rest of the heap.
     pub fn flex() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let cache_bytes = 1 << 20;
         Self {
             name: "flex".into(),
             kernels: Kernels::Flex,
             threads,
-            cache_bytes,
+            cache_bytes: kiln_operations::cache_bytes(),
             lanes: lanes(),
             int_bytes: 4,
             alignment: 1,

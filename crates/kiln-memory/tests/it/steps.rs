@@ -38,9 +38,9 @@ pub(crate) fn adamw() -> AdamW {
     AdamWConfig::new().build()
 }
 
-/// burn's CPU device on a machine with two threads and AVX2, independent of the machine that runs the test.
+/// burn's CPU device on a machine with two threads, AVX2 and 1 MiB of cache, independent of the machine that runs the test.
 pub(crate) fn flex() -> BackendProfile {
-    BackendProfile { threads: 2, lanes: 8, ..BackendProfile::flex() }
+    BackendProfile { threads: 2, lanes: 8, cache_bytes: 1 << 20, ..BackendProfile::flex() }
 }
 
 pub(crate) fn cifar() -> ResNetConfig {

@@ -74,14 +74,7 @@ impl CodeBook {
     }
 
     pub(crate) fn table(self) -> &'static Table {
-        let [dynamic, unsigned, root, dynamic4, linear4] = &*TABLES;
-        match self {
-            Self::Dynamic => dynamic,
-            Self::DynamicUnsigned => unsigned,
-            Self::Root => root,
-            Self::Dynamic4 => dynamic4,
-            Self::Linear4 => linear4,
-        }
+        &TABLES[self.number() as usize]
     }
 }
 
@@ -96,8 +89,17 @@ pub(crate) struct Table {
     pub(crate) least: u8,
 }
 
-static TABLES: LazyLock<[Table; 5]> = LazyLock::new(|| {
-    CodeBook::ALL.map(|book| {
+/// The tables in the order of [`CodeBook::ALL`]. One that is not used takes no memory.
+static TABLES: [LazyLock<Table>; 5] = [
+    LazyLock::new(|| Table::of(CodeBook::Dynamic)),
+    LazyLock::new(|| Table::of(CodeBook::DynamicUnsigned)),
+    LazyLock::new(|| Table::of(CodeBook::Root)),
+    LazyLock::new(|| Table::of(CodeBook::Dynamic4)),
+    LazyLock::new(|| Table::of(CodeBook::Linear4)),
+];
+
+impl Table {
+    fn of(book: CodeBook) -> Self {
         let entries = entries(book);
         let ties = match book.bits() {
             8 => Ties::Down,
@@ -108,9 +110,9 @@ static TABLES: LazyLock<[Table; 5]> = LazyLock::new(|| {
         let least = u8::from(!book.is_signed() && entries[0] == 0.0);
         let mut padded = [0.0; 256];
         padded[..entries.len()].copy_from_slice(&entries);
-        Table { entries: padded, thresholds, lookup, least }
-    })
-});
+        Self { entries: padded, thresholds, lookup, least }
+    }
+}
 
 fn entries(book: CodeBook) -> Vec<f32> {
     match book {

@@ -9,7 +9,7 @@ pub(super) const SIZE: usize = 8192;
 /// codes.
 pub(crate) struct Lookup {
     /// For each range: the code on the side of 0, and the place where the next code begins, as the further bits of the float (`<< 8`).
-    pub(super) ranges: Box<[u32; SIZE]>,
+    pub(super) ranges: [u32; SIZE],
     pub(super) key: Key,
 }
 
@@ -59,7 +59,7 @@ impl Lookup {
             return None;
         }
         let code = |number: f32| thresholds.partition_point(|threshold| *threshold <= number) as u32;
-        let mut ranges = Box::new([0; SIZE]);
+        let mut ranges = [0; SIZE];
         for negative in [false, true] {
             let signed = |magnitude: u32| f32::from_bits(magnitude | u32::from(negative) << 31);
             for range in 0..count {
