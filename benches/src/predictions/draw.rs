@@ -47,8 +47,7 @@ impl Draw {
             5 => ("vit_tiny", 64, 60),
             _ => ("resnet18 --width 16", 80, 400),
         };
-        let more = self.pick(&["", "", "", " --mixup 0.2", " --drop-path 0.1"]);
-        let more = if model.starts_with("resnet") { more } else { "" };
+        let more = if self.chance(0.3) { " --mixup 0.2" } else { "" };
         (format!("classify --model {model} --image-size {size}{more}"), most)
     }
 

@@ -14,7 +14,7 @@ use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operatio
 
 use super::graph::LossKernel;
 use super::settings::LossOptions;
-use super::settings::{CLASSES, chunk_rows, padded};
+use super::settings::{CLASSES, chunk_rows, of_products};
 use crate::row_weight::{add_whole, whole};
 
 /// The loss with its weight in parts. Inputs are hidden rows, the weight's parameter, targets and class weights, which may be missing.
@@ -59,11 +59,9 @@ fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 0));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let block = classes.min(CLASSES as u64);
-    let packed = cpu.packed([chunk, width, block], true).max(cpu.packed([block, chunk, width], false));
     4 * (chunk * (width + block) + copies * block * width + call.scalar(0).min(classes) * width)
         + 64 * rows
-        + packed
-        + padded(chunk, width, block)
+        + of_products(cpu, [chunk, width, block], true, [copies > 1; 2])
 }
 
 impl Pass {

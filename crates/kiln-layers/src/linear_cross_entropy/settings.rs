@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::tensor::IntTensor;
 use burn::tensor::DType;
-use kiln_operations::{Call, Cost, Cpu, padded_rows};
+use kiln_operations::{Call, Cost, Cpu, Product, padded_rows};
 
 /// The settings of the loss that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -169,23 +169,31 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     let of_block = classes.min(CLASSES as u64);
     let block = if call.reads_half(1) { 4 * width * of_block } else { 0 };
     let by_class = call.inputs.get(1).is_some_and(|weight| weight.strides.last() != Some(&1));
-    let logits = cpu.packed([chunk, width, of_block], true);
-    let of_weight = match call.out_elements(2) {
-        0 => 0,
-        _ if by_class => cpu.packed([of_block, chunk, width], false),
-        _ => cpu.packed([width, chunk, of_block], false),
-    };
+    let learned = [0, 1].map(|input| call.out_elements(input + 1) > 0);
     4 * (chunk * (width + classes))
         + 32 * rows
         + call.wide(2, 1)
         + block
-        + logits.max(of_weight)
-        + padded(chunk, width, of_block)
+        + of_products(cpu, [chunk, width, of_block], by_class, learned)
 }
 
-/// Bytes of the copies of few rows, for the logits or for the gradient of the rows.
-pub(super) fn padded(rows: u64, width: u64, classes: u64) -> u64 {
-    padded_rows(rows, classes, width).max(padded_rows(rows, width, classes))
+/// Bytes of the operands that products pack: of hidden rows and the weight of some classes, whose values lie side by side for each class or for
+/// each hidden value, of the gradient of the rows, and of that of the weight. `learned` says which gradients are wanted.
+pub(super) fn of_products(cpu: &Cpu, sizes: [u64; 3], by_class: bool, learned: [bool; 2]) -> u64 {
+    let [rows, width, classes] = sizes;
+    let product = |sizes: [u64; 3], left_rows, right_rows| {
+        let [m, k, n] = sizes.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
+        Product { m, k, n, left_rows, right_rows, half: false }.packed(cpu)
+    };
+    let few = padded_rows(rows, width, classes);
+    let of_rows = match by_class || few > 0 {
+        true => product([rows, classes, width], true, by_class) + few,
+        false => product([width, classes, rows], true, false),
+    };
+    let of_weight = if by_class { [classes, rows, width] } else { [width, rows, classes] };
+    let logits = product([rows, width, classes], true, !by_class) + padded_rows(rows, classes, width);
+    let gradients = [of_rows, product(of_weight, false, true)].into_iter().zip(learned);
+    gradients.filter(|(_, learned)| *learned).map(|(bytes, _)| bytes).fold(logits, u64::max)
 }
 
 /// The logits of a chunk and their gradient, four tensors of its rows and one for each of several blocks, a copy of weights that are padded

@@ -3,6 +3,7 @@
 use crate::trace::{Detail, Kind};
 
 use super::custom;
+use super::flex_site::Site;
 use super::memory::{Effect, Memory, Output, Strides};
 
 /// The workspace of an operation, and where its first output is.
@@ -30,6 +31,11 @@ pub(super) fn effect(memory: &Memory<'_>, index: usize) -> Effect {
         }
         ("Expand", _) => view(Strides::Other(vec![0; memory.shape(*out).len()])),
         ("Cast", _) if memory.dtype(input) == memory.dtype(*out) => view(Strides::Of(input)),
+        ("Matmul", _) => match Site::new(memory, index).divided() {
+            // The products of all batches exist before they are added up.
+            Some([batches, _]) => new(batches as u64 * memory.bytes(*out)),
+            None => new(0),
+        },
         ("Conv1dWeightBackward" | "Conv2dWeightBackward" | "Conv3dWeightBackward", _) => {
             // The input and the gradient in channels-last order.
             let gradient = inputs.last().map_or(0, |input| memory.bytes(input.tensor));

@@ -1,15 +1,11 @@
 //! The memory rules of burn's CPU device: whether each output is a view, written over an input, or new, and the scratch memory of each
 //! kernel.
 
-use burn::tensor::DType;
-use kiln_operations::Product;
-
-use crate::trace::Detail;
-
 use super::custom;
 use super::flex_modules;
 use super::flex_site::Site;
 use super::memory::{Effect, Memory, Output, Strides};
+use crate::trace::Detail;
 
 /// The workspace of an operation, and where its first output is.
 ///
@@ -59,37 +55,6 @@ impl Site<'_> {
             Some(tensor) if self.memory.fills_its_buffer(tensor) => Effect::new(Output::Like(tensor), 0),
             _ => self.fresh(0),
         }
-    }
-
-    fn matmul(&self) -> Effect {
-        let out = self.out_bytes();
-        let last = |position: usize| self.shape(position).last().copied().unwrap_or(1);
-        let unit = |position: usize| {
-            let strides = self.input(position).map(|tensor| self.memory.strides(tensor));
-            strides.and_then(|strides| strides.last()).is_some_and(|stride| *stride == 1)
-        };
-        let shape = self.out_shape();
-        let m = shape.iter().rev().nth(1).copied().unwrap_or(1);
-        let dtype = self.input(0).map(|tensor| self.memory.dtype(tensor));
-        let in_order = dtype == Some(DType::BF16); // as copies are
-        let gemm = Product {
-            m,
-            k: last(0),
-            n: last(1),
-            left_rows: in_order || unit(0),
-            right_rows: in_order || unit(1),
-            half: dtype == Some(DType::F16),
-        };
-        let batch = shape.iter().rev().skip(2).product();
-        let packed = gemm.batched(batch, &self.memory.profile.cpu());
-        if dtype == Some(DType::BF16) {
-            // Both operands, and the result twice, exist in f32. The operands are freed before the result is converted.
-            let operands = 2 * (self.bytes(0) + self.bytes(1));
-            let most = (operands + 4 * out).max(operands + 2 * out + packed).max(3 * out);
-            return self.fresh(self.copy(0) + self.copy(1) + most - out);
-        }
-        // The output is zeroed in one buffer and moved to an aligned one before the product starts.
-        self.fresh(out.max(packed))
     }
 
     fn base(&self, kind: &str) -> Effect {

@@ -14,7 +14,7 @@ pub(super) struct Site<'a> {
     pub(super) inputs: &'a [Use],
     pub(super) outputs: &'a [u32],
     pub(super) detail: &'a Detail,
-    index: usize,
+    pub(super) index: usize,
 }
 
 impl<'a> Site<'a> {

@@ -13,6 +13,7 @@ mod flex_site;
 mod layout;
 mod lifetimes;
 mod margin;
+mod matmul;
 mod memory;
 mod offloaded;
 mod profile;
