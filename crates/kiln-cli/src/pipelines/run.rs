@@ -73,8 +73,8 @@ pub struct Findings {
     pub files: Vec<WriteInto>,
 }
 
-/// The number of samples that a step is recorded with.
-const SAMPLES: usize = 3;
+/// The most samples that a step is recorded with.
+const SAMPLES: usize = 5;
 
 /// One run, ready to be built.
 pub struct Run<P: Pipeline> {

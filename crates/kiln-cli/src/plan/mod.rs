@@ -28,8 +28,8 @@ use table::{Facts, legend, table};
 
 pub(crate) use divided::{devices, heading};
 
-/// Samples that a step is recorded with.
-const SAMPLES: usize = 3;
+/// The most samples that a step is recorded with.
+const SAMPLES: usize = 5;
 /// Images with fewer pixels per side are small.
 const SMALL: usize = 64;
 /// The vocabulary size of texts without a tokenizer.

@@ -23,6 +23,9 @@ use crate::transaction::{CHUNKS, parts_of};
 
 /// The numbers of samples that a step is recorded with. The memory for any other number is inferred from these two.
 const SAMPLES: [usize; 2] = [2, 3];
+/// Further numbers are tried if the operations of these differ, up to so many samples. burn's linear layers compute a few sequences together and
+/// many of them one by one.
+const MOST_SAMPLES: usize = 5;
 
 /// The recordings of a task's step.
 pub(crate) struct RecordedStep {
@@ -76,14 +79,14 @@ impl RecordedStep {
         }
         let (chains, refused) = (RefCell::new(vec![]), RefCell::new(None));
         let paths = RefCell::new(BTreeSet::new());
-        let once = |accumulate, asked: &Asked| {
+        let at = |batches: [usize; 2], accumulate, asked: &Asked| {
             let options = StepOptions {
                 accumulate,
                 gradients_in_f32: true,
                 scale_gradients: kind.scales_gradients,
                 reads_norm: true,
                 update_chunks: Some(CHUNKS),
-                batches: SAMPLES,
+                batches,
                 ..StepOptions::default()
             };
             // A recording can fail only by a panic; this one prints no message.
@@ -109,6 +112,19 @@ impl RecordedStep {
             match refused.take() {
                 Some(error) => Err(error),
                 None => Ok(asked.divided(trace?)),
+            }
+        };
+        let once = |accumulate, asked: &Asked| {
+            let mut batches = SAMPLES;
+            loop {
+                match at(batches, accumulate, asked) {
+                    Err(Error::Predict(kiln_memory::Error::Shape { .. }))
+                        if batches[1] < sample.len().min(MOST_SAMPLES) =>
+                    {
+                        batches = batches.map(|samples| samples + 1);
+                    }
+                    recorded => return recorded,
+                }
             }
         };
         let asked = Asked::default();

@@ -221,3 +221,25 @@ fn a_run_over_a_data_loader_of_burn_stops_and_goes_on() {
     assert_eq!(second.fit(&data).unwrap(), Finish::Complete);
     assert_eq!((second.state().step, second.state().epoch, second.state().batch), (11, 2, 1));
 }
+
+/// burn computes a few sequences together and many of them one by one, so that two samples have other operations than three.
+#[test]
+fn linear_layers_on_sequences_are_recorded_whatever_burn_does_with_a_few_samples() {
+    let _turn = beside();
+    const TOKENS: usize = 271;
+    const OUTPUTS: usize = 384;
+    let init = |device: &Device| LinearConfig::new(4, OUTPUTS).init(device);
+    let trainer = |samples: usize| {
+        let task = LossFn::new(|pass: &Pass<'_, Linear>, x: &TensorData| {
+            let x: Tensor<3> = pass.input(x);
+            pass.model().forward(x).square().mean()
+        });
+        let x = TensorData::new(vec![0.5f32; samples * TOKENS * 4], [samples, TOKENS, 4]);
+        planned(task, init, &settings(OptimizerConfig::sgd())).build(&Device::flex(), &x)
+    };
+    let predicted = trainer(5).unwrap().predict(40).unwrap();
+    assert!(predicted.peak_bytes > (40 * TOKENS * OUTPUTS * 4) as u64);
+    // Three samples are not enough to find two numbers of samples with the same operations.
+    let error = trainer(3).map(drop).unwrap_err().to_string();
+    assert!(error.contains("is another operation at a batch of 2 than at 3"), "{error}");
+}
