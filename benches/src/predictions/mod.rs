@@ -21,7 +21,8 @@ const GOALS: [f64; 3] = [0.1, 0.1, 0.5];
 /// Steps that are shown at the end, those with the largest errors.
 const SHOWN: usize = 10;
 
-/// Each step is measured in a process of its own, by `kiln memory`. Ctrl-C ends the command; the same command goes on.
+/// Each step is measured in a process of its own, by `kiln memory`. Ctrl-C ends the command; the same command goes on. The exit status is 1 when
+/// the goals are missed.
 #[derive(Args)]
 pub struct PredictionsArguments {
     /// Number of steps to draw
@@ -43,9 +44,18 @@ pub fn run(arguments: &PredictionsArguments) -> Result<ExitCode> {
     ensure!(arguments.draws > 0, Usage("--draws is 0, expected at least 1".into()));
     let path = arguments.out.clone().unwrap_or_else(|| format!("predictions-{}.tsv", arguments.seed).into());
     let mut outcomes = read(&path)?;
+    for (number, found) in (0..).zip(&outcomes) {
+        let expected = draw::options(arguments.seed, number).join(" ");
+        ensure!(
+            found.number == number && found.options == expected,
+            "{}: step {} is '{}', expected step {number}, '{expected}': give another --out for another seed",
+            path.display(),
+            found.number,
+            found.options
+        );
+    }
     let page = tempfile::tempdir()?;
-    let first = outcomes.last().map_or(0, |last| last.number + 1);
-    for number in first..arguments.draws {
+    for number in outcomes.len() as u64..arguments.draws {
         let options = draw::options(arguments.seed, number);
         let outcome = measured(number, &options, page.path())?;
         tracing::info!("{}", shown(&outcome));
@@ -81,7 +91,7 @@ fn summary(outcomes: &[Outcome]) -> (String, bool) {
         return (format!("no step of {} has {} or more\n", outcomes.len(), ByteSize(LEAST)), false);
     };
     let errors = || large.iter().map(|outcome| 100.0 * outcome.error());
-    let (low, high) = (errors().fold(0.0, f64::min), errors().fold(0.0, f64::max));
+    let (low, high) = (errors().fold(f64::INFINITY, f64::min), errors().fold(f64::NEG_INFINITY, f64::max));
     let median = 100.0 * median.error().abs();
     let met = -low <= GOALS[0] && median <= GOALS[1] && high <= GOALS[2];
     let mut text = format!(

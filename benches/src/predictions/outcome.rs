@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// A step: its number, its peaks and its options.
@@ -58,24 +58,34 @@ pub(super) fn read(path: &Path) -> Result<Vec<Outcome>> {
         Err(error) => return Err(error).with_context(|| path.display().to_string()),
     };
     let whole = text.rfind('\n').map_or(0, |end| end + 1);
-    if whole < text.len() {
-        OpenOptions::new().write(true).open(path)?.set_len(whole as u64)?;
-    }
     let parse = |(at, line)| {
         Outcome::parse(line).with_context(|| {
             let expected = "expected number, predicted and measured bytes, and options, between tabs";
             format!("{}:{}: '{line}', {expected}", path.display(), at + 1)
         })
     };
-    text[..whole].lines().enumerate().map(parse).collect()
+    let outcomes: Vec<Outcome> = text[..whole].lines().enumerate().map(parse).collect::<Result<_>>()?;
+    let rest = &text[whole..];
+    if !rest.is_empty() {
+        ensure!(
+            rest.starts_with(|first: char| first.is_ascii_digit()),
+            "{}: '{rest}', expected measured steps",
+            path.display()
+        );
+        OpenOptions::new()
+            .write(true)
+            .open(path)
+            .and_then(|file| file.set_len(whole as u64))
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(outcomes)
 }
 
 /// Adds a step to a file.
 pub(super) fn append(path: &Path, outcome: &Outcome) -> Result<()> {
     let mut file =
         OpenOptions::new().create(true).append(true).open(path).with_context(|| path.display().to_string())?;
-    file.write_all(format!("{outcome}\n").as_bytes())?;
-    Ok(())
+    file.write_all(format!("{outcome}\n").as_bytes()).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]

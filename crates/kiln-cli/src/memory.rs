@@ -20,7 +20,7 @@ use crate::usage::Usage;
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: usize = 3;
-/// Batches until there were so many steps. Dynamic loss scaling skips the first ones until the scale fits.
+/// The most batches that are tried for these steps: in f16 the first ones are skipped until the loss scale fits.
 const BATCHES: usize = 40;
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;
@@ -75,6 +75,9 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
         }
         let step = trainer.step(&batch).map_err(into_cli_error)?;
         (peak, steps) = (peak.max(step.peak_bytes), steps + usize::from(!step.skipped));
+    }
+    if steps < STEPS {
+        bail!("{steps} of the first {BATCHES} steps were not skipped by the loss scale, expected {STEPS}");
     }
     let report = report(&trainer, &setup, trainer.measured())?.with_run_peak(peak);
     let folder = call.out.clone().unwrap_or_default();

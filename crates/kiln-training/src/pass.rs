@@ -218,7 +218,7 @@ impl<'a, M> Pass<'a, M> {
             None => chain,
         };
         let plan = part_of(plan, first..first + chain.len());
-        // The step ends with an error of the chain; the pass still needs a value. The input must not stay in memory for it.
+        // The step ends with an error of the chain; the pass still needs a value. The floats of the input must not stay in memory for it.
         let input = x.clone().map(&mut Hollow);
         match chain.run(&plan, x, f.clone()) {
             Ok(x) => x,
@@ -339,8 +339,8 @@ struct Hollow;
 
 impl TensorMap for Hollow {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let one = Tensor::<D>::empty([1; D], (&tensor.device(), tensor.dtype()));
-        one.expand::<D, _>(tensor.shape())
+        let element = Tensor::<D>::empty([1; D], (&tensor.device(), tensor.dtype()));
+        element.expand::<D, _>(tensor.shape())
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
     cpu_scratch: |call, cpu| {
         let (weight, rows) = (Stored::of(call, 3), rows_at_once(call, 3));
-        of_rows(call, 3, rows) + weight.widened(call, BLOCK as u64) + weight.product(call, rows, weight.by_rows, cpu)
+        of_rows(call, 3, rows) + weight.widened(BLOCK as u64) + weight.product(rows, weight.by_rows, cpu)
     },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
@@ -43,9 +43,9 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     same_layout: &[(4, 0)],
     cpu_scratch: |call, cpu| {
         let (weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
-        let lines = weight.lines(call, GRADIENT as u64 / (4 * weight.columns).max(1));
+        let lines = weight.lines(GRADIENT as u64 / (4 * weight.columns).max(1));
         let packed = Product { left_rows: false, ..product([lines, rows, weight.columns]) }.packed(cpu);
-        of_rows(call, 4, rows) + weight.widened(call, lines) + packed
+        of_rows(call, 4, rows) + weight.widened(lines) + packed
     },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
@@ -57,8 +57,8 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
     any_order: &[4],
     cpu_scratch: |call, cpu| {
         let (weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
-        let product = weight.product(call, rows, !weight.by_rows, cpu);
-        of_rows(call, 4, rows) + weight.widened(call, BLOCK as u64) + product.max(prologue_gradient(call, rows, cpu))
+        let product = weight.product(rows, !weight.by_rows, cpu);
+        of_rows(call, 4, rows) + weight.widened(BLOCK as u64) + product.max(prologue_gradient(call, rows, cpu))
     },
     // An activation's gradient is written over the one that it is computed from.
     gpu_scratch: |call| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
@@ -75,31 +75,34 @@ struct Stored {
     rows: u64,
     columns: u64,
     by_rows: bool,
+    /// Whether it has 16 bits.
+    half: bool,
 }
 
 impl Stored {
     fn of(call: &Call<'_>, weight: usize) -> Self {
         let (inputs, outputs) = (call.dim(weight, 0), call.dim(weight, 1));
+        let half = call.reads_half(weight);
         let strides = call.inputs.get(weight).map_or(&[][..], |input| input.strides);
         match strides {
-            [1, row] if *row != 1 => Self { rows: outputs, columns: inputs, by_rows: false },
-            _ => Self { rows: inputs, columns: outputs, by_rows: true },
+            [1, row] if *row != 1 => Self { rows: outputs, columns: inputs, by_rows: false, half },
+            _ => Self { rows: inputs, columns: outputs, by_rows: true, half },
         }
     }
 
     /// Stored rows of a block: `lines` of them in 16 bits, all in f32.
-    fn lines(&self, call: &Call<'_>, lines: u64) -> u64 {
-        if call.reads_half(0) { lines.max(1).min(self.rows) } else { self.rows }
+    fn lines(&self, lines: u64) -> u64 {
+        if self.half { lines.max(1).min(self.rows) } else { self.rows }
     }
 
     /// Bytes of a block of `lines` stored rows in f32, if the weight has 16 bits.
-    fn widened(&self, call: &Call<'_>, lines: u64) -> u64 {
-        if call.reads_half(0) { 4 * self.lines(call, lines) * self.columns } else { 0 }
+    fn widened(&self, lines: u64) -> u64 {
+        if self.half { 4 * self.lines(lines) * self.columns } else { 0 }
     }
 
     /// Bytes of the product of `rows` rows with a block: along its stored rows, whose number is then the depth, or along its columns.
-    fn product(&self, call: &Call<'_>, rows: u64, along_rows: bool, cpu: &Cpu) -> u64 {
-        let lines = self.lines(call, BLOCK as u64);
+    fn product(&self, rows: u64, along_rows: bool, cpu: &Cpu) -> u64 {
+        let lines = self.lines(BLOCK as u64);
         let (depth, columns) = if along_rows { (lines, self.columns) } else { (self.columns, lines) };
         let packed = Product { right_rows: along_rows, ..product([rows, depth, columns]) }.packed(cpu);
         packed + padded_rows(rows, columns, depth)

@@ -38,9 +38,8 @@ impl Layout {
             workspaces.push(effect.workspace);
         }
         let (mut blocks, next) = memory.finish();
-        match profile.kernels {
-            Kernels::Flex => offloaded::lengthen(trace, &mut blocks, &next),
-            Kernels::Cube => offloaded::shorten(trace, &mut blocks, &next),
+        if profile.kernels == Kernels::Cube {
+            offloaded::shorten(trace, &mut blocks, &next);
         }
         if let Some(streamed) = &trace.stored {
             stored::divide(trace, streamed, &mut blocks, &mut workspaces, &next);

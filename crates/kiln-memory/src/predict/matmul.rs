@@ -53,8 +53,8 @@ impl Site<'_> {
 
     /// Batches and rows of a batch, if this is the gradient of a linear layer's weight that burn computes batch by batch.
     ///
-    /// burn's linear layers join the batches of an input `[batches, rows, inputs]` for few batches and do not for many, so that a step was
-    /// recorded with joined ones that does not join them.
+    /// burn's linear layers merge the batches of an input `[batches, rows, inputs]` into one product while there are few, and compute one product
+    /// for each batch from some number on. A step that was recorded with few samples has the merged form.
     pub(super) fn divided(&self) -> Option<[usize; 2]> {
         let (joined, at) = self.view_of("SwapDims", self.input(0)?)?;
         let (x, at) =
@@ -75,7 +75,13 @@ impl Site<'_> {
                 && out.is_some_and(|out| out.len() == shape.len() && out[..out.len() - 1] == shape[..shape.len() - 1])
         };
         let divided = (product + 1..at.min(product + 5)).any(is_divided);
-        (divided && !joins(batches, *rows, columns)).then_some([batches, *rows])
+        // Batches that burn does not merge in the recording either were merged by the model itself.
+        let recorded = &self.memory.trace.shapes[self.memory.trace.tensors[x as usize].shape as usize];
+        let merged = (0..2).all(|size| {
+            let outer: Vec<usize> = recorded[..recorded.len() - 1].iter().map(|dim| dim[size]).collect();
+            outer.split_last().is_some_and(|(rows, outer)| joins(outer.iter().product(), *rows, columns))
+        });
+        (divided && merged && !joins(batches, *rows, columns)).then_some([batches, *rows])
     }
 
     /// The tensor that `tensor` is a view of, by an operation of this name, and the position of the operation.

@@ -1,11 +1,8 @@
-//! Tensors that are in host memory for a part of the step: optimizer state, which a device holds only while a parameter is updated, and inputs of
-//! recomputed segments, whose copies a device without memory of its own holds too.
+//! Optimizer state that a device holds only while a parameter is updated.
 //!
 //! A recorded step has the optimizer's state as tensors that exist before and after it. kiln-optimizers' `Offloaded` records where a
 //! chunk's state is copied to the device, and where its new state has left it: `kiln::state_from_host` and `kiln::state_to_host`. The
 //! n-th of one belongs to the n-th of the other.
-
-use std::collections::HashMap;
 
 use crate::trace::{StepTrace, TraceRole};
 
@@ -34,16 +31,6 @@ pub(super) fn shorten(trace: &StepTrace, blocks: &mut [Block], next: &[u32]) {
         if (*begin..*end).contains(&first) {
             block.born = block.born.max(*begin as u32);
             block.dies = block.dies.min(*end as u32);
-        }
-    }
-}
-
-/// Lengthens the lifetimes of blocks that are inputs of recomputed segments, on a device whose memory is the host's.
-pub(super) fn lengthen(trace: &StepTrace, blocks: &mut [Block], next: &[u32]) {
-    let copied: HashMap<u32, usize> = trace.host_inputs.iter().copied().collect();
-    for block in blocks.iter_mut().filter(|_| !copied.is_empty()) {
-        if let Some(born) = tensors_of(block, next).filter_map(|tensor| copied.get(&tensor)).min() {
-            block.born = block.born.min(*born as u32);
         }
     }
 }

@@ -56,7 +56,6 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         cuts,
         releases,
         batches,
-        host_inputs: vec![],
         stored: None,
         parts: BTreeMap::new(),
         by_rows: BTreeMap::new(),

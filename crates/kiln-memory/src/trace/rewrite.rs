@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use super::graph::{Operation, Use};
 use super::step_trace::{StepTrace, TraceRole};
-use super::with_plan::Recomputed;
 
 /// Stands for "no operation" and "no tensor" in tables of indices.
 const NONE: u32 = u32::MAX;
@@ -34,8 +33,7 @@ struct Segment {
     span: Range<usize>,
     /// Tensors that the segment reads and that were made before it in the forward pass.
     inputs: Vec<u32>,
-    /// Whether they are elsewhere between the passes.
-    leave: bool,
+    offloaded: bool,
 }
 
 impl Rewrite {
@@ -70,7 +68,7 @@ impl Rewrite {
 
     /// Recomputes the operations of `span` in the backward pass. Returns the position at which they are repeated, which is `from` or
     /// later. `None` if the backward pass of the segment begins before `from`.
-    pub(super) fn recompute(&mut self, span: Range<usize>, how: &Recomputed, from: usize) -> Option<usize> {
+    pub(super) fn recompute(&mut self, span: Range<usize>, offloaded: bool, from: usize) -> Option<usize> {
         let [_, backward, update, _] = self.trace.phases;
         // Operations that read only the segment's outputs may belong to the next segment.
         let begins = |index: &usize| {
@@ -84,12 +82,9 @@ impl Rewrite {
         if place < from {
             return None;
         }
-        let segment = Segment { inputs: self.inputs(&span), span, leave: how.offloaded || how.streamed };
+        let segment = Segment { inputs: self.inputs(&span), span, offloaded };
         let mut replay = self.replay(&segment);
-        let uploads = if segment.leave { self.upload(&segment, &mut replay, place) } else { vec![] };
-        if !how.streamed {
-            self.trace.host_inputs.extend(uploads.iter().map(|upload| (*upload, segment.span.start)));
-        }
+        let uploads = if offloaded { self.upload(&segment, &mut replay, place) } else { vec![] };
         self.redirect(&segment, place);
         let after = (place..update).find(|index| self.reads_earlier(&segment, *index)).unwrap_or(update);
         let held = self.held(&segment, &uploads);
@@ -230,7 +225,7 @@ impl Rewrite {
                 if self.is_made_in(&segment.span, *tensor) {
                     let first_seen = !std::mem::replace(&mut is_seen[*tensor as usize], true);
                     *last = first_seen && !self.leaves(&segment.span, *tensor);
-                } else if !segment.leave && segment.inputs.contains(tensor) {
+                } else if !segment.offloaded && segment.inputs.contains(tensor) {
                     *last = false; // the segment holds it until it is repeated
                 }
             }

@@ -188,7 +188,6 @@ impl Kept {
         trace.phases.iter_mut().for_each(moved);
         trace.cuts.iter_mut().for_each(moved);
         trace.releases.iter_mut().for_each(moved);
-        trace.host_inputs.iter_mut().for_each(|(_, copied)| moved(copied));
         trace.graph.operations = operations;
         trace
     }

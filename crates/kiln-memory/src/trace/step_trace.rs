@@ -28,9 +28,6 @@ pub struct StepTrace {
     /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
     pub(crate) releases: Vec<usize>,
     pub(crate) batches: [usize; 2],
-    /// Inputs of segments that come back from host memory, and the operation before which each was copied there.
-    #[serde(default)]
-    pub(crate) host_inputs: Vec<(u32, usize)>,
     /// The segments whose parameters are in a store, if gradients and optimizer state are in one.
     #[serde(default)]
     pub(crate) stored: Option<Vec<Range<usize>>>,

@@ -65,7 +65,7 @@ impl StepTrace {
         let mut before = self.phases[1];
         for segment in segments.iter().rev() {
             let span = self.cuts[segment.blocks.start]..self.cuts[segment.blocks.end];
-            match rewrite.recompute(span, segment, before) {
+            match rewrite.recompute(span, segment.offloaded || segment.streamed, before) {
                 Some(place) => before = place,
                 None => return Err(invalid(segment, "its backward pass is not in one piece")),
             }

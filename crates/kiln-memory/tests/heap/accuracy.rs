@@ -237,8 +237,6 @@ fn predictions_of_kiln_layers_are_near_what_is_measured() {
         wrong.extend(check(&format!("lean every:1 {precision}"), &text, &Setup { plan: every(1), ..setup }, &[8]));
         let setup = Setup { precision, plan: every(2), ..Setup::new(sgd()) };
         wrong.extend(check(&format!("lean every:2 {precision}"), &text, &setup, &[8]));
-        let setup = Setup { plan: Some(Plan::offload(4, 1).unwrap()), ..setup };
-        wrong.extend(check(&format!("lean offload {precision}"), &text, &setup, &[32]));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -270,7 +270,7 @@ impl Controller {
         if let Some(peak) = peak.filter(|_| setting.level() == self.level) {
             self.search.observe(bucket, setting.micro_batch, peak);
         }
-        // A batch of fewer samples than the smallest micro-batch was not cut, and is no reason to cut a longer one.
+        // After a batch of fewer samples than the smallest micro-batch, longer batches are cut to the smallest micro-batch and not further.
         let fitted = Setting { micro_batch: setting.micro_batch.max(self.search.config().min()), ..setting };
         let fails = batch.fails_above(fitted.micro_batch).unwrap_or(fitted.micro_batch + 1);
         match self.shortages.get_mut(&bucket) {
