@@ -240,6 +240,5 @@ fn linear_layers_on_sequences_are_recorded_whatever_burn_does_with_a_few_samples
     let predicted = trainer(5).unwrap().predict(5).unwrap();
     assert!(predicted.peak_bytes > (5 * TOKENS * OUTPUTS * 4) as u64);
     // Three samples are not enough to find two numbers of samples with the same operations.
-    let error = trainer(3).map(drop).unwrap_err().to_string();
-    assert!(error.contains("is another operation at a batch of 2 than at 3"), "{error}");
+    assert!(trainer(3).unwrap().predict(3).is_err());
 }
