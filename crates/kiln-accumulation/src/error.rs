@@ -31,6 +31,9 @@ pub enum Error {
     /// The loss scale is not a positive finite number.
     #[error("the loss scale is {0}, expected a finite number above 0")]
     Scale(f64),
+    /// Sums in the order of rows, of a loss that is no mean over the weight of its micro-batch, or has no backward pass in some.
+    #[error(transparent)]
+    Sums(#[from] kiln_operations::SumError),
     /// A loss of several elements.
     #[error("the loss has {0} elements, expected 1: the mean over the micro-batch")]
     NotAScalar(usize),

@@ -43,6 +43,13 @@ impl WeightedLoss {
     }
 }
 
+/// The factor of a row's loss in [running sums](kiln_operations::RunningSums): a power of two near `scale / total`. A micro-batch's mean
+/// times its weight times this number has gradients that are sums over its rows, with no other rounding. Gradients then carry a scale of
+/// `total` times this number.
+pub(crate) fn factor_of_row(total: Weight, scale: f64) -> f64 {
+    scale.log2().floor().exp2() / total.count().next_power_of_two() as f64
+}
+
 /// A sum of gradients in f32, for gradients of any dtype: bf16 has 8 bits of precision, and a sum of many small gradients in it
 /// would stop growing.
 #[derive(Debug, Default)]
@@ -93,6 +100,11 @@ impl Accumulator {
         let mut add = Add { sum: &mut self.sum, gradients, added: 0 };
         model.visit(&mut add);
         if add.added == 0 { Err(Error::NoGradients) } else { Ok(()) }
+    }
+
+    /// Adds gradients that were added up elsewhere.
+    pub(crate) fn join(&mut self, model: &impl Module, gradients: GradientsParams) -> Result<(), Error> {
+        if gradients.is_empty() { Ok(()) } else { self.add(model, gradients) }
     }
 
     /// The sum, for the parameters that received a gradient at least once.

@@ -5,10 +5,11 @@ use std::marker::PhantomData;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use kiln_operations::RunningSums;
 
 use crate::error::Error;
-use crate::gradients::{Accumulator, WeightedLoss};
+use crate::gradients::{Accumulator, WeightedLoss, factor_of_row};
 use crate::split::share;
 use crate::weight::Weight;
 
@@ -48,6 +49,8 @@ pub struct Window<S = Unscaled> {
     scale: f64,
     loss: Option<Tensor<1>>,
     sum: Accumulator,
+    /// The sums that rows are added to in their order, if they are.
+    in_order: Option<RunningSums>,
     used_once: HashSet<ParamId>,
     has_others: bool,
     state: PhantomData<S>,
@@ -124,6 +127,14 @@ impl Window<Scaled> {
     pub fn scaled_part(own: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
         Self::with_scale(own, total, scale)
     }
+
+    /// Adds up gradients row by row, in the order of the rows, as far as the model's operations can: see [`RunningSums`]. The sums of a
+    /// batch then have the same bits however it is cut into micro-batches. The forward pass of a micro-batch must run
+    /// [`during`](Self::during) this. Gradients carry another scale, which is a number of its own for each weight of a batch.
+    pub fn in_order(mut self) -> Self {
+        self.in_order = Some(RunningSums::default());
+        self
+    }
 }
 
 impl Accumulated {
@@ -134,7 +145,8 @@ impl Accumulated {
 }
 
 impl Accumulated<Scaled> {
-    /// Gradients of the mean loss over the batch multiplied by the scale, in f32, and the scale.
+    /// Gradients of the mean loss over the batch multiplied by a scale, in f32, and this scale: that of the window, unless rows are added
+    /// [in order](Window::in_order).
     pub fn into_scaled_gradients(self) -> (GradientsParams, f64) {
         (self.gradients, self.scale)
     }
@@ -149,8 +161,9 @@ impl<S> Window<S> {
         if !(scale > 0.0 && scale.is_finite()) {
             return Err(Error::Scale(scale));
         }
-        let (sum, used_once, state) = (Accumulator::new(), HashSet::new(), PhantomData);
-        Ok(Self { total, own, fed: 0, micro_batches: 0, scale, loss: None, sum, used_once, has_others: false, state })
+        let (sum, in_order, used_once, state) = (Accumulator::new(), None, HashSet::new(), PhantomData);
+        let (loss, has_others) = (None, false);
+        Ok(Self { total, own, fed: 0, micro_batches: 0, scale, loss, sum, in_order, used_once, has_others, state })
     }
 
     /// Names the parameters that a forward pass uses once: nearly all of them, but not an embedding that is the output layer as well. The
@@ -177,21 +190,37 @@ impl<S> Window<S> {
         self.own.of(self.own.count() - self.fed)
     }
 
+    /// Runs the forward pass of a micro-batch.
+    pub fn during<R>(&mut self, model: &impl Module, forward: impl FnOnce() -> R) -> R {
+        match &mut self.in_order {
+            Some(sums) => sums.during(model, forward),
+            None => forward(),
+        }
+    }
+
     /// Runs the backward pass of `loss`, the mean over a micro-batch of weight `weight`, and adds the gradients.
     ///
     /// # Errors
     /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit, [`Error::NoGradients`] for a loss
-    /// that does not depend on a parameter of `model`, [`Error::NotAScalar`] for a loss of several elements. After an error the
+    /// that does not depend on a parameter of `model`, [`Error::NotAScalar`] for a loss of several elements, [`Error::Sums`] for the last
+    /// one of several losses that are no means over their weights, [in order](Self::in_order). After an error the
     /// window and its gradients are dropped, and the batch must start again. A micro-batch in which every token is ignored has no
     /// mean loss: leave it out.
     pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed<S>, Error> {
         let total = self.total;
         share(weight, self.missing(), total)?;
-        let WeightedLoss { mean, scaled } = WeightedLoss::new(loss, weight, total, self.scale)?;
+        let WeightedLoss { mean, mut scaled } = WeightedLoss::new(loss.clone(), weight, total, self.scale)?;
+        if self.in_order.is_some() {
+            scaled = loss.cast(DType::F32) * (weight.count() as f64 * factor_of_row(total, self.scale));
+        }
         let scaled = self.sum.accumulate_into(scaled, model, |id| self.used_once.contains(&id));
-        let gradients = GradientsParams::from_grads(scaled.backward(), model);
-        match self.sum.add(model, gradients) {
-            Err(Error::NoGradients) if self.has_others => {}
+        let gradients = match &mut self.in_order {
+            Some(sums) => sums.go_on(|| scaled.backward()),
+            None => scaled.backward(),
+        };
+        let has_sums = self.in_order.as_ref().is_some_and(|sums| !sums.is_empty());
+        match self.sum.add(model, GradientsParams::from_grads(gradients, model)) {
+            Err(Error::NoGradients) if self.has_others || has_sums => {}
             added => added?,
         }
         let loss = match self.loss.take() {
@@ -204,10 +233,18 @@ impl<S> Window<S> {
             self.loss = Some(loss);
             return Ok(Fed::Open(self));
         }
+        let scale = match self.in_order.take() {
+            Some(sums) => {
+                let gradients = sums.finish(model)?;
+                self.sum.join(model, gradients)?;
+                factor_of_row(total, self.scale) * total.count() as f64
+            }
+            None => self.scale,
+        };
         Ok(Fed::Complete(Accumulated {
             gradients: self.sum.finish(),
             loss,
-            scale: self.scale,
+            scale,
             state: PhantomData,
             weight: self.own,
             micro_batches: self.micro_batches,

@@ -70,6 +70,7 @@ mod max_pool;
 mod mixed;
 mod norm;
 mod norm_conv2d;
+mod order;
 mod projected_attention;
 mod rotary;
 mod row_weight;
@@ -89,7 +90,7 @@ pub use batch_norm::{
 pub use check::takes;
 pub use conv2d::conv2d;
 pub use dropout::dropout;
-pub use embedding::{embedding, embedding_by_rows};
+pub use embedding::{add_positions, embedding, embedding_by_rows};
 pub use error::Error;
 pub use group_norm::{group_norm, instance_norm};
 pub use kiln_operations::RowParts;

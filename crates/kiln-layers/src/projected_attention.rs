@@ -44,7 +44,7 @@ pub(crate) fn projected_attention(
 }
 
 use burn::backend::tensor::FloatTensor;
-use kiln_operations::{Computed, KernelBackend, Operation, all};
+use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all};
 
 use crate::attention::{Settings, packed, packed_backward};
 use crate::linear::{LinearSaved, Prologue, gradients, prologue_linear};
@@ -88,14 +88,40 @@ impl Operation for ProjectedAttention {
 
     fn gradient<B: KernelBackend>(
         &self,
-        Saved { linear, output, log_sums, masks }: Self::Saved<B>,
+        saved: Self::Saved<B>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradients::<B>(saved, gradient, wanted, None)
+    }
+
+    fn in_order(&self) -> InOrder {
+        InOrder::Backward(&[1, 2, 3, 4])
+    }
+
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        sums: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradients::<B>(saved, gradient, wanted, Some(sums))
+    }
+}
+
+impl ProjectedAttention {
+    fn gradients<B: KernelBackend>(
+        &self,
+        Saved { linear, output, log_sums, masks }: Saved<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        sums: Option<Vec<Onto<FloatTensor<B>>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
         let [qkv, statistics] = prologue_linear::<B>(linear.clone(), self.prologue);
         let gradient = packed_backward::<B>([qkv, output, log_sums], gradient, &self.settings, masks);
         let [x, norm_weight, norm_bias, weight, _] = linear;
         let saved = LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: self.prologue };
-        gradients::<B>(saved, gradient, all(wanted[..5].to_vec())).into()
+        gradients::<B>(saved, gradient, all(wanted[..5].to_vec()), sums).into()
     }
 }

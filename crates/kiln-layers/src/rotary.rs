@@ -145,6 +145,7 @@ static FORWARD: Cost = Cost {
     in_place: &[(0, 0)],
     cpu_scratch: scratch,
     gpu_scratch: |call| call.wide(0, 2),
+    by_sample: true,
     ..Cost::new("kiln::rotary")
 };
 

@@ -97,13 +97,15 @@ impl Operation for Swiglu {
 /// Values of a task.
 const CHUNK: usize = 8 * 1024;
 
-static FORWARD: Cost = Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 3), ..Cost::new("kiln::swiglu") };
+static FORWARD: Cost =
+    Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 3), by_sample: true, ..Cost::new("kiln::swiglu") };
 
 /// Inputs: gate, up, gradient.
 static BACKWARD: Cost = Cost {
     in_place: &[(0, 0), (2, 1)],
     cpu_scratch: scratch,
     gpu_scratch: |call| call.wide(0, 5),
+    by_sample: true,
     ..Cost::new("kiln::swiglu_backward")
 };
 

@@ -59,7 +59,7 @@ pub use predict::{
 };
 pub use report::{BufferGroup, Explanation, MemoryReport, Suggestion};
 pub use trace::{
-    Optimizers, Recomputed, Recorder, StepOptions, StepTrace, UpdateChunks, record_step, record_step_with,
+    Mixes, Optimizers, Recomputed, Recorder, StepOptions, StepTrace, UpdateChunks, record_step, record_step_with,
 };
 
 /// The guide's examples.

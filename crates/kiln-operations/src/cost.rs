@@ -29,6 +29,9 @@ pub struct Cost {
     pub gpu_scratch: fn(&Call<'_>) -> u64,
     /// Multiply-adds.
     pub multiply_adds: fn(&Call<'_>) -> f64,
+    /// Whether a sample has the same bits in a batch of any size, and sums over samples are one sample after the other while
+    /// [running sums](crate::RunningSums) are open.
+    pub by_sample: bool,
 }
 
 impl Cost {
@@ -42,6 +45,7 @@ impl Cost {
             cpu_scratch: |_, _| 0,
             gpu_scratch: |_| 0,
             multiply_adds: |_| 0.0,
+            by_sample: false,
         }
     }
 }

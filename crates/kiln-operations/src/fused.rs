@@ -53,5 +53,7 @@ impl KernelBackend for Cube {
         run(kernel, inputs)
     }
 
-    one_form!();
+    const ADDS_IN_ORDER: bool = false;
+
+    one_form!(Cube);
 }

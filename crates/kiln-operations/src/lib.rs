@@ -7,6 +7,7 @@
 //! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
 //! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them. [`Sinks`]: one that hands them over there.
+//! - [`RunningSums`]: sums of gradients to which operations add row after row, so that a batch has the same bits however it is cut.
 //! - [`RowParts`]: a matrix that is in memory some rows at a time. [`update_part`]: an optimizer's update of some rows of a parameter.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
@@ -35,7 +36,9 @@ mod fused;
 mod graph;
 mod operation;
 mod product;
+mod read_parameter;
 mod row_parts;
+mod running_sums;
 pub mod simd;
 mod sinks;
 mod sums;
@@ -48,9 +51,11 @@ pub use dispatch::{Input, Inputs, Operations, run, run_light};
 pub use fused::launch;
 #[cfg(feature = "cube")]
 pub use operation::CubeKernel;
-pub use operation::{Computed, Kernel, KernelBackend, LightOperation, Operation, all};
-pub use product::{Cpu, Product, cache_bytes, enough_rows, padded_rows};
+pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, Onto, Operation, all};
+pub use product::{Cpu, Product, cache_bytes, chain_scratch, enough_rows, padded_rows};
+pub use read_parameter::read_parameter;
 pub use row_parts::RowParts;
+pub use running_sums::{RunningSums, SumError, SumUses, adds_in_order, stands_for};
 pub use sinks::Sinks;
 pub use sums::accumulate_into;
 pub use updated_part::{UpdatedPart, update_part, updated_part};

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, Capture};
+use burn::backend::{Backend, Capture, DispatchTensor};
 use burn::tensor::{DType, Shape};
 #[cfg(feature = "cube")]
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
@@ -68,6 +68,15 @@ pub trait KernelBackend: Backend {
     /// A tensor of booleans for the tensors of a kernel.
     fn of_bool(tensor: BoolTensor<Self>) -> FloatTensor<Self>;
 
+    /// Whether operations add rows in their order while [running sums](crate::RunningSums) are open.
+    const ADDS_IN_ORDER: bool = true;
+
+    /// A tensor without a graph, for [`Tensor::from_dispatch`](burn::tensor::Tensor::from_dispatch).
+    fn into_dispatch(tensor: FloatTensor<Self>) -> DispatchTensor;
+
+    /// The tensor, if it is one of this backend without a graph.
+    fn from_dispatch(tensor: DispatchTensor) -> Option<FloatTensor<Self>>;
+
     /// The values of a tensor, if reading them does not wait for the device: on the CPU.
     fn values(_tensor: &FloatTensor<Self>) -> Option<Vec<f32>> {
         None
@@ -76,7 +85,23 @@ pub trait KernelBackend: Backend {
 
 /// The methods of a backend that holds tensors of all kinds in one form.
 macro_rules! one_form {
-    () => {
+    ($backend:ident) => {
+        fn into_dispatch(tensor: FloatTensor<Self>) -> burn::backend::DispatchTensor {
+            burn::backend::DispatchTensor {
+                kind: burn::backend::DispatchTensorKind::$backend(burn::backend::BackendTensor::Float(tensor)),
+                autodiff: burn::backend::DispatchAutodiffContext::Disabled,
+            }
+        }
+
+        fn from_dispatch(tensor: burn::backend::DispatchTensor) -> Option<FloatTensor<Self>> {
+            match tensor.kind {
+                burn::backend::DispatchTensorKind::$backend(burn::backend::BackendTensor::Float(tensor)) => {
+                    Some(tensor)
+                }
+                _ => None,
+            }
+        }
+
         fn int(tensor: FloatTensor<Self>) -> IntTensor<Self> {
             tensor
         }
@@ -107,7 +132,7 @@ impl KernelBackend for burn::backend::Flex {
         Some(crate::cpu::stored::to_f32(tensor))
     }
 
-    one_form!();
+    one_form!(Flex);
 }
 
 impl KernelBackend for Capture {
@@ -116,7 +141,7 @@ impl KernelBackend for Capture {
         operations(kernel.cost(), inputs, &kernel.scalars(), kernel.outputs(&described))
     }
 
-    one_form!();
+    one_form!(Capture);
 }
 
 /// What an operation computed: its outputs, of which the first has a gradient, and what its backward pass needs.
@@ -148,6 +173,82 @@ pub trait Operation: Clone + Debug + Send + 'static {
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>>;
+
+    /// The inputs whose gradients are added to [running sums](crate::RunningSums), and in which pass.
+    fn in_order(&self) -> InOrder {
+        InOrder::Never
+    }
+
+    /// Whether the output is its first input, a parameter, in another form: [running sums](crate::RunningSums) of the parameter are then
+    /// added to where the output is used. The gradient that it gets may be empty, of one element instead of as many as the output has.
+    const READS_PARAMETER: bool = false;
+
+    /// Works as [`forward`](Self::forward) while [running sums](crate::RunningSums) are open. `sums` has those of the inputs that are
+    /// [`InOrder::Forward`]; they are added to and returned, one for each input that has one.
+    #[allow(clippy::type_complexity)]
+    fn forward_in_order<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+        _sums: Vec<Onto<FloatTensor<B>>>,
+    ) -> (Computed<B, Self::Saved<B>>, Vec<Option<FloatTensor<B>>>) {
+        (self.forward(inputs, wanted), vec![])
+    }
+
+    /// Works as [`gradient`](Self::gradient) while [running sums](crate::RunningSums) are open: sums over rows are computed one row after
+    /// the other. `sums` has those of the inputs that are [`InOrder::Backward`], to be added to and returned as gradients.
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        _sums: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradient(saved, gradient, wanted)
+    }
+
+    /// What the sums of inputs that are [`InOrder::Forward`] are multiplied by at the end, one element in f32, from what was kept and the
+    /// gradient of the first output.
+    fn factor<B: KernelBackend>(_saved: &Self::Saved<B>, gradient: &FloatTensor<B>) -> FloatTensor<B> {
+        gradient.clone()
+    }
+}
+
+/// The inputs of an operation whose gradients it can add to a sum, one row after the other.
+#[derive(Clone, Copy, Debug)]
+pub enum InOrder {
+    /// The gradients are of their own.
+    Never,
+    /// Those of these inputs are added in the forward pass.
+    Forward(&'static [usize]),
+    /// Those of these inputs are added in the backward pass.
+    Backward(&'static [usize]),
+}
+
+/// The sum that the gradient of an input is added to.
+#[derive(Clone, Debug)]
+pub enum Onto<T> {
+    /// There is none: the gradient is of its own.
+    Apart,
+    /// A sum that begins with this gradient.
+    Begin,
+    /// A sum that exists.
+    Sum(T),
+}
+
+impl<T> Onto<T> {
+    /// Whether there is no sum.
+    pub fn is_apart(&self) -> bool {
+        matches!(self, Self::Apart)
+    }
+
+    /// The sum, if it exists.
+    pub fn sum(self) -> Option<T> {
+        match self {
+            Self::Sum(sum) => Some(sum),
+            _ => None,
+        }
+    }
 }
 
 /// An operation with one input that costs less to compute again than to keep, such as an activation. It keeps its input. With burn's

@@ -17,7 +17,7 @@ use burn::backend::{
 };
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
-use kiln_operations::Sinks;
+use kiln_operations::{Sinks, adds_in_order, stands_for};
 
 use super::forward::{Source, Untracked, describe};
 use super::tensors::TensorMap;
@@ -118,6 +118,38 @@ where
             });
         }
         tensor
+    }
+}
+
+/// Lets the leaves of `module` stand for its parameters in the outer graph, so that rows are added to the running sums of those. The gradients
+/// of parameters in a store go there.
+pub(crate) fn stand_for<B: Backend, C: CheckpointStrategy>(
+    module: &impl Module,
+    parameters: &[Option<Source>],
+    store: Option<&Streamed>,
+) where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    struct StandFor<'a, B, C> {
+        parameters: std::slice::Iter<'a, Option<Source>>,
+        store: Option<&'a Streamed>,
+        marker: PhantomData<(B, C)>,
+    }
+    impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for StandFor<'_, B, C>
+    where
+        DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+    {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(Some(parameter)) = self.parameters.next()
+                && !self.store.is_some_and(|store| store.has(param.id))
+                && let Ok(leaf) = param.val().try_into_primitive::<Autodiff<B, C>>()
+            {
+                stands_for(leaf.id(), parameter.node);
+            }
+        }
+    }
+    if adds_in_order() {
+        module.visit(&mut StandFor { parameters: parameters.iter(), store, marker: PhantomData::<(B, C)> });
     }
 }
 

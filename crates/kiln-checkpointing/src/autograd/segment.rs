@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use super::forward::{Attach, Outputs, Sources, Untracked};
 use super::graph::hub;
 use super::offload::{Place, Saved};
-use super::replay::{Leaves, Push, Restrategize, Roots, backward};
+use super::replay::{Leaves, Push, Restrategize, Roots, backward, stand_for};
 use super::seeds::{draw, seeded};
 use super::tensors::Tensors;
 use crate::Error;
@@ -119,6 +119,8 @@ where
     let stored = segment.source.as_ref().map(|source| source.parameters.clone());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
         let module = segment.filled(snapshot.train())?.map(&mut Restrategize(segment.strategy));
+        let source = segment.source.as_ref().map(|source| &source.parameters);
+        stand_for::<B, C>(&module, &of_module, source);
         let inputs = saved.restore(segment.device())?;
         let mut leaves = Leaves::<B, C>::of(of_inputs);
         let inputs = inputs.map(&mut leaves);
@@ -127,7 +129,6 @@ where
         let mut roots = Roots::<B, C>::given(given);
         let _ = outputs.map(&mut roots);
         compare(&segment.name, &roots.described, &expected)?;
-        let source = segment.source.as_ref().map(|source| &source.parameters);
         let mut inner = backward::<B, C>(roots, &module, source)?;
         leaves.register(inner.as_mut(), outer);
         let mut push = Push::<B, C>::new(inner, of_module, source.cloned());

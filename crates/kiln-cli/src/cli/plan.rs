@@ -20,7 +20,7 @@ pub(crate) struct PlanArgs {
     /// Samples per step
     #[arg(long, visible_alias = "bs", alias = "batch", value_name = "N", default_value_t = 32)]
     pub(crate) batch_size: u32,
-    /// Only ways with the same numbers, which never cut a batch: those of train --exact
+    /// Only ways with the same bits: those of train --exact
     #[arg(long)]
     pub(crate) exact: bool,
     /// Whose rules and speed to go by: a usual GPU, or this machine's CPU (flex)

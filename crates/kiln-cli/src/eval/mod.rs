@@ -59,7 +59,7 @@ fn settings<P: Pipeline>(arguments: &mut EvalArgs) -> Result<SettingsOf<P>> {
     run.leave_training(arguments.device.as_ref());
     run.data = arguments.data.clone().or(run.data.take());
     if let Some(samples) = arguments.batch_size {
-        (run.batch_size, run.micro_batch) = (samples, None);
+        (run.batch_size, run.micro_batch, run.planned_micro_batch) = (samples, None, None);
     }
     Ok(settings)
 }
@@ -83,7 +83,7 @@ fn report<P: Pipeline>(
         &model,
         &Watched::new(test, &Progress::new()),
         device,
-        run.micro_batch.unwrap_or(usize::MAX),
+        run.micro_batch.or(run.planned_micro_batch).unwrap_or(usize::MAX),
     )?;
     let seconds = started.elapsed().as_secs_f64();
     let of_test = |name: &str| name.strip_prefix("val_").map_or_else(|| name.to_owned(), |name| format!("test_{name}"));

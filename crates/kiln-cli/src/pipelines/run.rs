@@ -204,7 +204,7 @@ impl<P: Pipeline> Run<P> {
             .with_seed(run.seed)
             .with_clip_norm(run.clip_norm)
             .with_precision(run.policy())
-            .with_micro_batch(run.micro_batch)
+            .with_micro_batch(run.micro_batch.or(run.planned_micro_batch))
             .with(|settings| settings.memory.exact = run.exact)
             .with_recompute(run.checkpointing.clone())
             .with_batch_size(run.batch_size)
@@ -291,8 +291,10 @@ impl<P: Pipeline> Setup<P> {
                 _ => MemorySetting::Step(budget), // a share of the free memory is one of a step
             });
             run.precision = plan.precision;
-            if !run.exact {
-                run.micro_batch = Some(plan.micro_batch); // that of an exact run does not depend on a plan
+            match (run.exact, run.micro_batch) {
+                (false, _) => run.micro_batch = Some(plan.micro_batch),
+                (true, None) => run.planned_micro_batch = Some(plan.micro_batch).filter(|size| *size < plan.batch),
+                (true, Some(_)) => {} // what is given may be part of the numbers
             }
             run.checkpointing = match plan.checkpoints.recomputed() {
                 0 => Recompute::None,

@@ -64,10 +64,11 @@ pub struct RunSettings {
     #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
-    /// Keep every bit: never cut batches smaller than --micro-batch says, or not at all
+    /// Keep every bit: cut batches only where that changes none
     ///
-    /// --memory, and memory that runs out, then only recompute, offload and stream blocks. Smaller micro-batches round sums in
-    /// another order, and batch norm and dropout compute other numbers.
+    /// --memory, and memory that runs out, recompute, offload and stream blocks. They also cut batches on the CPU if gradients can be
+    /// added up row by row: those of lean transformers without dropout. Otherwise batches are cut as --micro-batch says, or not at
+    /// all, since batch norm and dropout compute other numbers and sums are rounded in another order.
     #[arg(long, help_heading = "Memory")]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,
@@ -168,6 +169,10 @@ pub struct RunSettings {
     #[arg(skip)]
     #[serde(skip)]
     pub weights_in_checkpoint: bool,
+    /// The micro-batch that was planned for an exact run without a given one. No bit depends on it.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned_micro_batch: Option<usize>,
     /// How the run is divided among devices.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
@@ -200,6 +205,7 @@ impl RunSettings {
             max_steps: None,
             batch_size,
             micro_batch: None,
+            planned_micro_batch: None,
             exact: false,
             precision: Precision::F32,
             parameters: Precision::F32,
@@ -299,7 +305,7 @@ impl RunSettings {
 
     /// Samples on the device at once outside of training steps: as many as in one.
     pub fn at_once(&self) -> usize {
-        self.micro_batch.unwrap_or(self.batch_size)
+        self.micro_batch.or(self.planned_micro_batch).unwrap_or(self.batch_size)
     }
 
     /// Prepares the settings for a command that takes no training step of the run: on its own device, without its memory budget and its store.

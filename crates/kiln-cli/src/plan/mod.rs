@@ -160,7 +160,7 @@ fn plan<T: Task>(
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
         optimizer.offloaded_groups(model)
     });
-    let builder = if arguments.exact { builder.with_micro_batch(batch) } else { builder };
+    let builder = builder.with(|settings| settings.memory.exact = arguments.exact);
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
         (None, Some(small)) if !arguments.exact => {
             builder.with_allowed_optimizer(small.name(), move |model| small.groups(model))

@@ -122,7 +122,7 @@ fn refused(error: kiln_training::Error, loader_bytes: u64, exact: bool) -> anyho
     let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
     let advice = match loader_bytes >= *largest_bytes {
         true => "--loader-memory makes the loader's part smaller",
-        false if exact => "without --exact, or with a smaller --micro-batch, batches are cut",
+        false if exact => "without --exact, batches are cut also where that changes bits",
         false => {
             "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
              --allow-8bit-optimizer where optimizer state is"

@@ -86,7 +86,7 @@ pub(super) fn settings_file<P: Pipeline>(
     if from {
         file.remove("run", &["init", "store"]);
         if file.get("run", "memory").is_some() {
-            file.remove("run", &["checkpointing", "optimizer_offload"]);
+            file.remove("run", &["checkpointing", "optimizer_offload", "planned_micro_batch"]);
             if file.get("run", "exact").and_then(|exact| exact.as_bool()) != Some(true) {
                 file.remove("run", &["micro_batch"]);
             }

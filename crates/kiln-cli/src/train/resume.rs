@@ -36,6 +36,7 @@ pub(super) fn adjust(run: &mut RunSettings, given: &GivenNames, batches: u64) {
         if !run.exact && !given.any(&["micro_batch"]) {
             run.micro_batch = None;
         }
+        run.planned_micro_batch = None;
         if !given.any(&["checkpointing"]) {
             run.checkpointing = Recompute::None;
         }
@@ -53,6 +54,7 @@ fn settings_to_record<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, 
     (run.clip_norm, run.store) = (now.clip_norm, now.store);
     if planned {
         (run.memory, run.micro_batch, run.checkpointing) = (now.memory, now.micro_batch, now.checkpointing);
+        run.planned_micro_batch = now.planned_micro_batch;
         run.optimizer_offload = now.optimizer_offload;
     }
     had
@@ -157,11 +159,16 @@ mod tests {
     fn a_new_plan_keeps_nothing_of_the_one_before() {
         let mut run = RunSettings::new(1, 64);
         (run.memory, run.micro_batch) = (Some(MemorySetting::Bytes(1 << 30)), Some(4));
+        run.planned_micro_batch = Some(2);
         (run.checkpointing, run.optimizer_offload) = (Recompute::Sqrt, true);
         adjust(&mut run, &GivenNames::default(), 1);
-        assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Recompute::Sqrt));
+        assert_eq!(
+            (run.micro_batch, run.planned_micro_batch, &run.checkpointing),
+            (Some(4), Some(2), &Recompute::Sqrt)
+        );
         adjust(&mut run, &GivenNames::of(["memory"]), 1);
         assert_eq!((run.micro_batch, &run.checkpointing, run.optimizer_offload), (None, &Recompute::None, false));
+        assert_eq!(run.planned_micro_batch, None);
     }
 
     #[test]

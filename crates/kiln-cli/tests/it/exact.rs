@@ -32,6 +32,40 @@ fn exact_runs_have_the_same_weights_under_every_budget() {
 }
 
 #[test]
+fn exact_runs_of_a_transformer_are_cut_and_have_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let train = |out: &str, steps: &str, options: &[&str]| {
+        let run = ["train", "gpt", "--exact", "--seed", "3", "--max-steps", steps, "--out", out];
+        stderr(&done(at, &[&run[..], options].concat()))
+    };
+    train("free", "4", &[]);
+    for (out, options, said) in [
+        ("cut", &["--memory", "step:18MiB"][..], "same bits"),
+        ("one", &["--micro-batch", "1", "--checkpointing", "every:1"], ""),
+        // Gradients of streamed blocks leave memory.
+        ("stored", &["--memory", "step:8MiB"], "streamed"),
+        ("short", &["--memory", "step:18MiB", "--inject-oom", "0.05"], "out of memory"),
+    ] {
+        let text = train(out, "4", options);
+        assert!(text.contains(said), "{out}: {text}");
+        assert!(weights(&at.join(out)) == weights(&at.join("free")), "{out}: {text}");
+    }
+
+    // It goes on as planned, or as another call plans.
+    train("halves", "2", &["--memory", "step:18MiB"]);
+    assert!(config(&at.join("halves")).contains("planned_micro_batch"));
+    let resume = ["train", "gpt", "--resume", "halves", "--max-steps", "4"];
+    let text = stderr(&done(at, &[&resume[..], &["--memory", "step:8MiB"]].concat()));
+    assert!(text.contains("whole batches of 8"), "{text}");
+    assert!(!config(&at.join("halves")).contains("planned_micro_batch"));
+    let learning_rates_follow_the_length = weights(&at.join("halves"));
+    train("shorter", "2", &[]);
+    let _ = done(at, &["train", "gpt", "--resume", "shorter", "--max-steps", "4"]);
+    assert!(learning_rates_follow_the_length == weights(&at.join("shorter")));
+}
+
+#[test]
 fn what_changes_numbers_is_refused_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     for option in ["--allow-bf16", "--allow-8bit-optimizer"] {

@@ -28,11 +28,12 @@ pub(super) const DENSITY: f32 = 0.398_942_3;
 pub(super) const CHUNK: usize = 16 * 1024;
 
 pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu), ..Cost::new("kiln::activation") };
+    Cost { cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu), by_sample: true, ..Cost::new("kiln::activation") };
 
 /// Inputs: what is kept, gradient.
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(1, 0)],
     cpu_scratch: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    by_sample: true,
     ..Cost::new("kiln::activation_backward")
 };

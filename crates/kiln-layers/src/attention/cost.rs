@@ -28,6 +28,7 @@ pub(super) static PACKED: Cost = Cost {
     cpu_scratch: |call, cpu| forward(&Sizes::packed(call), call, cpu),
     gpu_scratch: |call| gpu_forward(&Sizes::packed(call), call),
     multiply_adds: |call| 2.0 * Sizes::packed(call).product(),
+    by_sample: true,
     ..Cost::new("kiln::attention")
 };
 
@@ -37,6 +38,7 @@ pub(super) static PACKED_BACKWARD: Cost = Cost {
     cpu_scratch: |call, cpu| backward(&Sizes::packed(call), call, cpu),
     gpu_scratch: |call| gpu_backward(&Sizes::packed(call), call),
     multiply_adds: |call| 5.0 * Sizes::packed(call).product(),
+    by_sample: true,
     ..Cost::new("kiln::attention_backward")
 };
 
@@ -46,6 +48,7 @@ pub(super) static GROUPED: Cost = Cost {
     cpu_scratch: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
     gpu_scratch: |call| gpu_forward(&Sizes::grouped(call), call),
     multiply_adds: |call| 2.0 * Sizes::grouped(call).product(),
+    by_sample: true,
     ..Cost::new("kiln::grouped_attention")
 };
 
@@ -55,6 +58,7 @@ pub(super) static GROUPED_BACKWARD: Cost = Cost {
     cpu_scratch: |call, cpu| backward(&Sizes::grouped(call), call, cpu),
     gpu_scratch: |call| gpu_backward(&Sizes::grouped(call), call),
     multiply_adds: |call| 5.0 * Sizes::grouped(call).product(),
+    by_sample: true,
     ..Cost::new("kiln::grouped_attention_backward")
 };
 

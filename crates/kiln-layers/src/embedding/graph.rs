@@ -1,5 +1,4 @@
 //! The rows of an embedding as an operation of burn's graph.
-#![cfg_attr(not(feature = "cube"), allow(dead_code, reason = "other devices have burn's operation"))]
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
@@ -8,9 +7,9 @@ use burn::tensor::{DType, IndexingUpdateOp, Shape};
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 #[cfg(feature = "cube")]
 use kiln_operations::CubeKernel;
-use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
+use kiln_operations::{Computed, Cost, InOrder, Kernel, KernelBackend, Onto, Operation, all};
 
-use crate::composed::full;
+use crate::composed::{cast, full};
 
 /// The rows of a weight `[rows, width]` at ids `[count]`.
 #[derive(Clone, Copy, Debug)]
@@ -22,16 +21,21 @@ pub(super) enum Rows {
     Forward,
     /// The gradient of a weight of so many rows, from the gradient of the rows and ids.
     Backward(usize),
+    /// The same, added to a sum: from the gradient of the rows, ids and the sum.
+    BackwardOnto,
 }
 
-static FORWARD: Cost = Cost::new("kiln::embedding");
-static BACKWARD: Cost = Cost::new("kiln::embedding_gradient");
+static FORWARD: Cost = Cost { by_sample: true, ..Cost::new("kiln::embedding") };
+static BACKWARD: Cost = Cost { by_sample: true, ..Cost::new("kiln::embedding_gradient") };
+static BACKWARD_ONTO: Cost =
+    Cost { in_place: &[(2, 0)], by_sample: true, ..Cost::new("kiln::embedding_gradient_onto") };
 
 impl Kernel for Rows {
     fn cost(&self) -> &'static Cost {
         match self {
             Self::Forward => &FORWARD,
             Self::Backward(_) => &BACKWARD,
+            Self::BackwardOnto => &BACKWARD_ONTO,
         }
     }
 
@@ -40,14 +44,21 @@ impl Kernel for Rows {
         let rows = match self {
             Self::Forward => inputs[1].0[0],
             Self::Backward(rows) => *rows,
+            Self::BackwardOnto => return vec![inputs[2].clone()],
         };
         vec![(Shape::new([rows, shape[1]]), *dtype)]
     }
 
-    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: KernelBackend>(&self, mut inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        let mut sums = inputs.split_off(2);
         let [tensor, ids] = all(inputs);
         let ids = B::int(ids);
         vec![match self {
+            Self::BackwardOnto => {
+                let sum = sums.remove(0);
+                let rows = cast::<B>(tensor, sum.dtype());
+                B::float_select_assign(sum, 0, ids, rows, IndexingUpdateOp::Add)
+            }
             Self::Forward => B::float_select(tensor, 0, ids),
             Self::Backward(rows) => {
                 let shape = Shape::new([*rows, tensor.shape()[1]]);
@@ -94,5 +105,26 @@ impl Operation for Lookup {
         _: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
         vec![B::run(&Rows::Backward(rows), vec![gradient, ids]).pop(), None]
+    }
+
+    fn in_order(&self) -> InOrder {
+        InOrder::Backward(&[0])
+    }
+
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        (ids, rows): Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        _: &[bool],
+        sums: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        match sums.into_iter().next().unwrap_or(Onto::Apart) {
+            Onto::Sum(sum) => vec![B::run(&Rows::BackwardOnto, vec![gradient, ids, sum]).pop()],
+            Onto::Begin => {
+                let gradient = cast::<B>(gradient, DType::F32);
+                vec![B::run(&Rows::Backward(rows), vec![gradient, ids]).pop()]
+            }
+            Onto::Apart => vec![B::run(&Rows::Backward(rows), vec![gradient, ids]).pop()],
+        }
     }
 }

@@ -4,9 +4,13 @@
 mod cube;
 mod graph;
 mod parts;
+mod positions;
+
+pub use positions::add_positions;
 
 use burn::nn::Embedding;
 use burn::tensor::{DType, Int, Tensor};
+use kiln_operations::adds_in_order;
 
 use crate::check::main_input;
 use crate::error::Error;
@@ -33,7 +37,10 @@ use crate::row_weight::RowWeight;
 /// [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`].
 pub fn embedding(layer: &Embedding, ids: Tensor<2, Int>) -> Result<Tensor<3>, Error> {
     #[cfg(feature = "cube")]
-    if kiln_operations::cube::is_cube(&ids.device()) {
+    let has_kernel = kiln_operations::cube::is_cube(&ids.device());
+    #[cfg(not(feature = "cube"))]
+    let has_kernel = false;
+    if has_kernel || adds_in_order() {
         let weight = layer.weight.val();
         main_input("the weight", &weight)?;
         let ([samples, time], width) = (ids.dims(), weight.dims()[1]);

@@ -8,9 +8,10 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, RowParts, all};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Onto, Operation, RowParts, all};
 
 use super::graph::Rows;
+use crate::composed::cast;
 use crate::row_weight::{add_whole, whole};
 
 /// The rows of a weight in parts, in a dtype, at ids `[count]`. Inputs are the weight's parameter and the ids.
@@ -31,12 +32,14 @@ enum Pass {
 static FORWARD: Cost = Cost {
     cpu_scratch: |call, _| 8 * call.scalar(0).min(call.dim(0, 0)) * call.dim(0, 1),
     gpu_scratch: |call| call.wide(0, 1),
+    by_sample: true,
     ..Cost::new("kiln::embedding_in_parts")
 };
 
 static BACKWARD: Cost = Cost {
     cpu_scratch: |call, _| 12 * call.scalar(0).min(call.dim(0, 0)) * call.dim(0, 1) + 2 * call.bytes(2),
     gpu_scratch: |call| call.wide(0, 1),
+    by_sample: true,
     ..Cost::new("kiln::embedding_gradient_in_parts")
 };
 
@@ -183,6 +186,17 @@ impl Operation for LookupInParts {
         saved.push(gradient);
         let _ = B::run(&Pass::Backward(self.clone()), saved);
         vec![]
+    }
+
+    /// As in memory, the sum is f32.
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        _: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradient::<B>(saved, cast::<B>(gradient, DType::F32), wanted)
     }
 }
 

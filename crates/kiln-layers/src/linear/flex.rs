@@ -17,11 +17,21 @@ use super::Prologue;
 use super::prologue::{Rows, Statistics};
 use super::settings::ROWS;
 use super::values::{widened, written};
-use super::weight::Weight;
+use super::weight::{By, Weight};
 use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
 
 /// Columns of a task that sums the rows of a gradient.
 const COLUMNS: usize = 64;
+
+/// How the gradients of two parameters are summed over rows.
+pub(super) enum Sums {
+    /// In blocks of rows, from 0.
+    InAnyOrder,
+    /// One row after the other, from 0.
+    InOrder,
+    /// One row after the other, from these sums, into their memory.
+    Onto([FlexTensor; 2]),
+}
 
 /// The chunks of `count` rows. All rows are one chunk if nothing is converted or computed again.
 fn chunks(count: usize, x: &FlexTensor, prologue: Prologue) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -82,21 +92,28 @@ pub(super) fn weight_gradient(
     weight: &FlexTensor,
     gradient: &FlexTensor,
     prologue: Prologue,
+    sums: Sums,
 ) -> [FlexTensor; 2] {
     let (x, gradient, statistics) = (x.to_contiguous(), gradient.to_contiguous(), to_f32(statistics));
     let (rows, (count, width)) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x));
-    let mut dweight = Weight::new(weight).zeros_like();
+    let (by, dtype) = match sums {
+        Sums::InAnyOrder => (By::Blocks, weight.dtype()),
+        _ => (By::Rows, DType::F32),
+    };
+    let (mut dweight, mut dbias) = match sums {
+        Sums::Onto([weight, bias]) => (Weight::of_sum(weight), to_f32(&bias)),
+        _ => (Weight::new(weight).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
+    };
     let outputs = dweight.outputs();
-    let mut dbias = vec![0.0f32; outputs];
     let (mut result, mut wide_gradient) = (vec![], vec![]);
     if weight.shape().num_elements() == 0 {
         // Without outputs, no product would visit the rows.
         for chunk in chunks(count, &x, prologue).filter(|_| outputs > 0) {
             add_rows(&mut dbias, widened(&gradient, values(&chunk, outputs), &mut wide_gradient));
         }
-        return [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), weight.dtype())];
+        return [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), dtype)];
     }
-    dweight.write_gradient(&mut vec![], |first, add| {
+    dweight.add_gradient(by, &mut vec![], |first, add| {
         for chunk in chunks(count, &x, prologue) {
             let known = Statistics::Known(&statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)]);
             let result = rows.compute(&x, chunk.clone(), width, known, &mut result);
@@ -107,7 +124,7 @@ pub(super) fn weight_gradient(
             }
         }
     });
-    [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), weight.dtype())]
+    [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), dtype)]
 }
 
 /// Adds all rows to `sums`.
@@ -129,12 +146,20 @@ pub(super) fn input_gradient(
     weight: &FlexTensor,
     gradient: &FlexTensor,
     prologue: Prologue,
+    sums: Sums,
 ) -> [FlexTensor; 3] {
     let plain = prologue == Prologue::None;
     let mut dx = if plain { zeros(x.shape(), x.dtype()) } else { owned(x) };
     let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&dx), weight.outputs());
-    let mut sums = vec![0.0f32; 2 * norm_weight.shape()[0]];
+    let (by, dtype) = match sums {
+        Sums::InAnyOrder => (By::Blocks, norm_weight.dtype()),
+        _ => (By::Rows, DType::F32),
+    };
+    let mut sums = match sums {
+        Sums::Onto(sums) => sums.each_ref().map(to_f32),
+        _ => [(); 2].map(|()| vec![0.0f32; norm_weight.shape()[0]]),
+    };
     let (mut result, mut wide_gradient, mut wide_weight) = (vec![], vec![], vec![]);
     for chunk in chunks(count, &dx, prologue) {
         let gradient = widened(&gradient, values(&chunk, outputs), &mut wide_gradient);
@@ -149,9 +174,8 @@ pub(super) fn input_gradient(
         result.resize(chunk.len() * width, 0.0);
         product(&mut result);
         let statistics = &statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)];
-        rows.backward(&mut dx, chunk, width, statistics, &mut result, &mut sums);
+        rows.backward(&mut dx, chunk, width, statistics, &mut result, (&mut sums, by));
     }
-    let dbias = sums.split_off(norm_weight.shape()[0]);
-    let [dweight, dbias] = [sums, dbias].map(|sums| from_f32(sums, norm_weight.shape(), norm_weight.dtype()));
+    let [dweight, dbias] = sums.map(|sums| from_f32(sums, norm_weight.shape(), dtype));
     [dx, dweight, dbias]
 }

@@ -9,9 +9,12 @@ use rayon::prelude::*;
 use super::Prologue;
 use super::settings::TASK;
 use super::values::widened;
+use super::weight::By;
 use crate::activation::flex::{activate, activation_gradient};
 use crate::norm::flex::bias_of;
-use crate::norm::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows, norm_rows_again};
+use crate::norm::rows::{
+    add_parameter_gradients, norm_input_gradients, norm_parameter_gradients, norm_rows, norm_rows_again,
+};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, to_f32};
 
@@ -83,7 +86,7 @@ impl Rows {
     }
 
     /// Replaces some rows of `x` by their gradient. `gradient` is the gradient of the prologue's output. Adds the gradients of the norm's
-    /// parameters to `sums`, first the weight's and then the bias's.
+    /// parameters to `sums`.
     pub(super) fn backward(
         &self,
         x: &mut FlexTensor,
@@ -91,11 +94,11 @@ impl Rows {
         width: usize,
         statistics: &[f32],
         gradient: &mut [f32],
-        sums: &mut [f32],
+        (sums, by): (&mut [Vec<f32>; 2], By),
     ) {
         let values = range.start * width..range.end * width;
         by_dtype!(x.dtype(), E => {
-            self.replace::<E>(&mut x.storage_mut()[values], width, statistics, gradient, sums);
+            self.replace::<E>(&mut x.storage_mut()[values], width, statistics, gradient, (sums, by));
         }, else ());
     }
 
@@ -105,29 +108,40 @@ impl Rows {
         width: usize,
         statistics: &[f32],
         gradient: &mut [f32],
-        sums: &mut [f32],
+        ([weight_sums, bias_sums], by): (&mut [Vec<f32>; 2], By),
     ) {
         let size = (TASK * width).max(1);
-        let tasks = x.par_chunks_mut(size).zip(gradient.par_chunks_mut(size));
         let buffers = || (vec![], vec![]);
         match self.prologue {
             Prologue::None => {}
-            Prologue::Activation(activation) => tasks.for_each_init(buffers, |(wide, kept), (x, gradient)| {
-                activation_gradient(gradient, E::widened(x, wide), activation);
-                E::written(x, kept, |x| x.copy_from_slice(gradient));
-            }),
+            Prologue::Activation(activation) => x
+                .par_chunks_mut(size)
+                .zip(gradient.par_chunks_mut(size))
+                .for_each_init(buffers, |(wide, kept), (x, gradient)| {
+                    activation_gradient(gradient, E::widened(x, wide), activation);
+                    E::written(x, kept, |x| x.copy_from_slice(gradient));
+                }),
             Prologue::Norm(settings) => {
+                let by_rows = by == By::Rows;
+                if by_rows {
+                    add_parameter_gradients([weight_sums, bias_sums], gradient, x, statistics);
+                }
+                let tasks = x.par_chunks_mut(size).zip(gradient.par_chunks_mut(size));
                 let mut partial = vec![0.0f32; statistics.len().div_ceil(2 * TASK) * 2 * width];
                 let parts = partial.par_chunks_mut((2 * width).max(1)).zip(statistics.par_chunks(2 * TASK));
                 tasks.zip(parts).for_each_init(buffers, |(wide, kept), ((x, gradient), (partial, statistics))| {
                     let wide = E::widened(x, wide);
                     let (dweight, dbias) = partial.split_at_mut(width);
-                    norm_parameter_gradients(dweight, dbias, gradient, wide, statistics);
+                    if !by_rows {
+                        norm_parameter_gradients(dweight, dbias, gradient, wide, statistics);
+                    }
                     norm_input_gradients(gradient, wide, statistics, &self.weight, settings);
                     E::written(x, kept, |x| x.copy_from_slice(gradient));
                 });
-                for partial in partial.chunks_exact((2 * width).max(1)) {
-                    sums.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+                for partial in partial.chunks_exact((2 * width).max(1)).filter(|_| !by_rows) {
+                    let (dweight, dbias) = partial.split_at(width);
+                    weight_sums.iter_mut().zip(dweight).for_each(|(sum, part)| *sum += part);
+                    bias_sums.iter_mut().zip(dbias).for_each(|(sum, part)| *sum += part);
                 }
             }
         }

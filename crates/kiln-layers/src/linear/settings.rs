@@ -2,7 +2,7 @@
 
 use crate::activation::Activation;
 use crate::norm::NormSettings;
-use kiln_operations::{Call, Cost, Cpu, Product, padded_rows};
+use kiln_operations::{Call, Cost, Cpu, Product, chain_scratch, padded_rows};
 
 /// The prologue: an operation on the input before the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,21 +34,36 @@ pub(super) static FORWARD: Cost = Cost {
     },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
+    by_sample: true,
     ..Cost::new("kiln::linear")
 };
 
-/// Inputs: x, statistics, weight and bias of the norm, weight, gradient. Scalar of [`FORWARD`].
+/// Inputs of [`WEIGHT_BACKWARD`], and the sums of the gradients of weight and bias.
+pub(super) static WEIGHT_BACKWARD_ONTO: Cost = Cost {
+    id: "kiln::linear_weight_backward_onto",
+    in_place: &[(6, 0), (7, 1)],
+    any_order: &[4, 6],
+    same_layout: &[(6, 0)],
+    ..WEIGHT_BACKWARD
+};
+
+/// Inputs: x, statistics, weight and bias of the norm, weight, gradient. Scalars: that of [`FORWARD`], and 0 for sums over rows in any order.
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     any_order: &[4],
     same_layout: &[(4, 0)],
     cpu_scratch: |call, cpu| {
-        let (weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
+        let (mut weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
+        weight.half &= call.scalar(1) == 0; // sums in the order of rows are f32
         let lines = weight.lines(GRADIENT as u64 / (4 * weight.columns).max(1));
-        let packed = Product { left_rows: false, ..product([lines, rows, weight.columns]) }.packed(cpu);
+        let packed = match call.scalar(1) {
+            0 => Product { left_rows: false, ..product([lines, rows, weight.columns]) }.packed(cpu),
+            _ => chain_scratch([lines, rows, weight.columns], cpu),
+        };
         of_rows(call, 4, rows) + weight.widened(lines) + packed
     },
     gpu_scratch: |call| of_prologue(call) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
+    by_sample: true,
     ..Cost::new("kiln::linear_weight_backward")
 };
 
@@ -63,12 +78,17 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
     // An activation's gradient is written over the one that it is computed from.
     gpu_scratch: |call| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
+    by_sample: true,
     ..Cost::new("kiln::linear_input_backward")
 };
 
 /// With a prologue, the gradient of the input is written over the input.
 pub(super) static PROLOGUE_INPUT_BACKWARD: Cost =
     Cost { id: "kiln::prologue_linear_input_backward", in_place: &[(0, 0)], ..INPUT_BACKWARD };
+
+/// With sums of the gradients of the norm's weight and bias.
+pub(super) static PROLOGUE_INPUT_BACKWARD_ONTO: Cost =
+    Cost { id: "kiln::prologue_linear_input_backward_onto", in_place: &[(0, 0), (6, 1), (7, 2)], ..INPUT_BACKWARD };
 
 /// A weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 struct Stored {

@@ -8,8 +8,9 @@ use burn::tensor::DType;
 
 use super::settings::{BLOCK, GRADIENT};
 use super::values::widened;
+use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
-use kiln_operations::cpu::stored::zeros;
+use kiln_operations::cpu::stored::{owned, zeros};
 
 /// The weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 pub(super) struct Weight {
@@ -31,8 +32,8 @@ impl Weight {
     }
 
     /// Zeros in the layout of this weight.
-    pub(super) fn zeros_like(&self) -> Self {
-        Self { stored: zeros(self.stored.shape(), self.stored.dtype()), by_rows: self.by_rows }
+    pub(super) fn zeros_like(&self, dtype: DType) -> Self {
+        Self { stored: zeros(self.stored.shape(), dtype), by_rows: self.by_rows }
     }
 
     /// The matrix `[inputs, outputs]`.
@@ -90,31 +91,49 @@ impl Weight {
         }
     }
 
-    /// Writes `xᵀ dy`. For each block of stored rows it calls `visit`, which calls its argument with the rows of `x` and `dy`, some at a
-    /// time.
-    pub(super) fn write_gradient(
+    /// A sum of gradients, to be added to in its own memory.
+    pub(super) fn of_sum(sum: FlexTensor) -> Self {
+        let by_rows = sum.is_contiguous();
+        Self { stored: owned(if by_rows { sum } else { swapped(sum) }), by_rows }
+    }
+
+    /// Adds `xᵀ dy`; 16-bit values are replaced by it. For each block of stored rows it calls `visit`, which calls its argument with the rows
+    /// of `x` and `dy`, some at a time.
+    pub(super) fn add_gradient(
         &mut self,
+        by: By,
         wide: &mut Vec<f32>,
         mut visit: impl FnMut(bool, &mut dyn FnMut(&[f32], &[f32])),
     ) {
         let ([rows, columns], by_rows) = (self.stored.shape().dims(), self.by_rows);
+        let is_wide = self.stored.dtype() == DType::F32;
         for block in self.blocks((GRADIENT / (4 * columns.max(1))).max(1)) {
             let values = block.start * columns..block.end * columns;
             super::values::written(&mut self.stored, values, wide, |sum| {
-                sum.fill(0.0);
+                if !is_wide {
+                    sum.fill(0.0);
+                }
                 visit(block.start == 0, &mut |x, dy| {
                     let (first, second) = if by_rows { (x, dy) } else { (dy, x) };
-                    let count = first.len() / rows;
-                    let first = Matrix::strided(&first[block.start..], count, block.len(), rows).transposed();
-                    multiply(
-                        (sum, columns, Output::Add),
-                        first,
-                        Matrix::new(second, count, columns),
-                        1.0,
-                        Threads::All,
-                    );
+                    let first = &first[block.start..];
+                    if by == By::Rows {
+                        return add_in_order(sum, (first, block.len(), rows), (second, columns), Threads::All);
+                    }
+                    let count = second.len() / columns;
+                    let first = Matrix::strided(first, count, block.len(), rows).transposed();
+                    let second = Matrix::new(second, count, columns);
+                    multiply((sum, columns, Output::Add), first, second, 1.0, Threads::All);
                 });
             });
         }
     }
+}
+
+/// The order in which rows are summed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// In blocks, as is fastest.
+    Blocks,
+    /// One after the other.
+    Rows,
 }

@@ -285,7 +285,8 @@ mod tests {
                     (None, 0.1, Reduction::None),
                     (Some(2), 0.0, Reduction::None),
                 ] {
-                    let options = LossOptions { ignore_index, label_smoothing, reduction };
+                    let options =
+                        LossOptions { ignore_index, label_smoothing, reduction, by_class: false, weighted: false };
                     let what = format!("{dtype:?} {rows} {options:?}");
                     let kernel = flex::loss(&inputs, &options);
                     assert_close(&loss::<Flex>(inputs.clone(), options), &kernel, &what);
@@ -302,7 +303,7 @@ mod tests {
                     };
                     let wanted = [true, true, extras];
                     let (value, composed) = loss_and_gradients::<Flex>(inputs.clone(), options, wanted);
-                    let (kernel, kernels) = flex::loss_and_gradients(&inputs, &options, wanted);
+                    let (kernel, kernels, _) = flex::loss_and_gradients(&inputs, &options, wanted, None);
                     assert_close(&value, &kernel, &what);
                     let pairs = [
                         (composed.hidden, kernels.hidden),

@@ -19,8 +19,9 @@ use super::scale::swapped;
 use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
+use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
-use kiln_operations::cpu::stored::{Stored, tensor, to_f32};
+use kiln_operations::cpu::stored::{Stored, owned, tensor, to_f32, zeros};
 use kiln_operations::{by_dtype, enough_rows};
 
 /// The fewest values of a task.
@@ -82,8 +83,10 @@ pub(super) fn by_rows(matrix: &FlexTensor) -> (FlexTensor, usize) {
 #[derive(Default)]
 struct Sums<K> {
     hidden: Option<Vec<K>>,
-    weight: Option<Vec<f32>>,
+    weight: Option<FlexTensor>,
     bias: Option<Vec<f32>>,
+    /// Whether rows are added one after the other, each with its own weight only.
+    in_order: bool,
 }
 
 impl<K> Sums<K> {
@@ -95,19 +98,24 @@ impl<K> Sums<K> {
 /// The loss: `[1]`, or `[rows]` without a reduction.
 pub(super) fn loss(inputs: &Inputs, options: &LossOptions) -> FlexTensor {
     let (weight, none) = (Weight::of(&inputs.weight), &mut Sums::<f32>::default());
-    by_dtype!(inputs.hidden.dtype(), E => run::<E, f32>(inputs, &weight, options, none), else inputs.hidden.clone())
+    by_dtype!(inputs.hidden.dtype(), E => run::<E, f32>(inputs, &weight, options, none).0, else inputs.hidden.clone())
 }
 
-/// The loss, `[1]`, and its wanted gradients: of the hidden rows in the dtype that is kept, of weight and bias in f32.
+/// Sums of the gradients of weight and bias that rows are added to in their order, if they exist already.
+type Before = Option<[FlexTensor; 2]>;
+
+/// The loss, `[1]`, and its wanted gradients: of the hidden rows in the dtype that is kept, of weight and bias in f32. With `before` they are
+/// the gradients of the rows' losses, and the last tensor is what these are divided by, `[1]`.
 pub(super) fn loss_and_gradients(
     inputs: &Inputs,
     options: &LossOptions,
     wanted: [bool; 3],
-) -> (FlexTensor, LossGradients<FlexTensor>) {
+    before: Option<Before>,
+) -> (FlexTensor, LossGradients<FlexTensor>, Option<FlexTensor>) {
     match inputs.hidden.dtype() {
-        DType::F16 => with_gradients::<f16, f32>(inputs, options, wanted),
-        DType::BF16 => with_gradients::<bf16, bf16>(inputs, options, wanted),
-        _ => with_gradients::<f32, f32>(inputs, options, wanted),
+        DType::F16 => with_gradients::<f16, f32>(inputs, options, wanted, before),
+        DType::BF16 => with_gradients::<bf16, bf16>(inputs, options, wanted, before),
+        _ => with_gradients::<f32, f32>(inputs, options, wanted, before),
     }
 }
 
@@ -115,24 +123,31 @@ fn with_gradients<E: Stored, K: Stored>(
     inputs: &Inputs,
     options: &LossOptions,
     wanted: [bool; 3],
-) -> (FlexTensor, LossGradients<FlexTensor>) {
+    before: Option<Before>,
+) -> (FlexTensor, LossGradients<FlexTensor>, Option<FlexTensor>) {
     let weight = Weight::of(&inputs.weight);
     let Weight { width, classes, by_class, .. } = weight;
+    let in_order = before.is_some();
+    let (of_weight, of_bias) = match before.flatten() {
+        Some([of_weight, of_bias]) => (Some(if by_class { swapped(of_weight) } else { of_weight }), Some(of_bias)),
+        None => (None, None),
+    };
+    let shape = Shape::new(if by_class { [classes, width] } else { [width, classes] });
     let mut sums = Sums {
         hidden: wanted[0].then(|| vec![K::zeroed(); inputs.hidden.shape().num_elements()]),
-        weight: wanted[1].then(|| vec![0.0; width * classes]),
-        bias: wanted[2].then(|| vec![0.0; inputs.bias.shape().num_elements()]),
+        weight: wanted[1].then(|| of_weight.map_or_else(|| zeros(shape, DType::F32), owned)),
+        bias: wanted[2].then(|| of_bias.map_or_else(|| vec![0.0; inputs.bias.shape()[0]], |sum| to_f32(&sum))),
+        in_order,
     };
-    let loss = run::<E, K>(inputs, &weight, options, &mut sums);
+    let (loss, total) = run::<E, K>(inputs, &weight, options, &mut sums);
     let gradients = LossGradients {
         hidden: sums.hidden.map(|values| tensor(values, inputs.hidden.shape())),
-        weight: sums.weight.map(|values| match by_class {
-            true => swapped(tensor(values, Shape::new([classes, width]))),
-            false => tensor(values, Shape::new([width, classes])),
-        }),
+        weight: sums.weight.map(|sum| if by_class { swapped(sum) } else { sum }),
         bias: sums.bias.map(|values| tensor(values, inputs.bias.shape())),
     };
-    (loss, gradients)
+    // Without rows the gradients are 0.
+    let total = in_order.then(|| tensor(vec![if total == 0.0 { 1.0 } else { total as f32 }], Shape::new([1])));
+    (loss, gradients, total)
 }
 
 fn run<E: Stored, K: Stored>(
@@ -140,7 +155,7 @@ fn run<E: Stored, K: Stored>(
     weight: &Weight,
     options: &LossOptions,
     sums: &mut Sums<K>,
-) -> FlexTensor {
+) -> (FlexTensor, f64) {
     let (bias, class_weights) = (to_f32(&inputs.bias), to_f32(&inputs.class_weights));
     let classes = Classes::new(&bias, &class_weights, weight.classes, options.label_smoothing);
     let (rows, total) = counted(&inputs.targets, &to_f32(&inputs.row_weights), options, &classes);
@@ -148,11 +163,11 @@ fn run<E: Stored, K: Stored>(
     let size = chunk_rows(rows.len(), weight.width, weight.classes);
     let mut chunk = Chunk::new(&inputs.hidden, weight, size.min(rows.len()));
     for (rows, losses) in rows.chunks(size).zip(losses.chunks_mut(size)) {
-        chunk.losses::<E>(rows, &classes, sums.any().then_some(total), losses);
+        chunk.losses::<E>(rows, &classes, sums.any().then_some(if sums.in_order { 1.0 } else { total }), losses);
         chunk.add_gradients(rows, sums);
     }
     let losses = rows.iter().zip(losses).map(|(row, loss)| (row.index, row.weight * loss));
-    match options.reduction {
+    let loss = match options.reduction {
         Reduction::None => {
             let mut out = vec![0.0; inputs.hidden.shape()[0]];
             losses.for_each(|(index, loss)| out[index] = loss as f32);
@@ -162,7 +177,8 @@ fn run<E: Stored, K: Stored>(
             let sum: f64 = losses.map(|(_, loss)| loss).sum();
             tensor(vec![(sum / total) as f32], Shape::new([1]))
         }
-    }
+    };
+    (loss, total)
 }
 
 /// Buffers for the rows of a chunk.
@@ -215,19 +231,34 @@ impl<'a> Chunk<'a> {
         });
     }
 
+    /// Adds the gradient of the weight, in its layout.
+    fn add_weight_gradient(&self, rows: usize, sum: &mut [f32], in_order: bool) {
+        let Weight { width, classes, by_class, .. } = *self.weight;
+        if in_order && !by_class {
+            return add_in_order(sum, (&self.hidden, width, width), (&self.logits, classes), Threads::All);
+        }
+        let hidden = Matrix::new(&self.hidden, rows, width);
+        for block in self.weight.blocks() {
+            let logits = &self.logits[block.start..];
+            if in_order {
+                let sum = &mut sum[block.start * width..block.end * width];
+                add_in_order(sum, (logits, block.len(), classes), (&self.hidden, width), Threads::All);
+                continue;
+            }
+            let gradient = Matrix::strided(logits, rows, block.len(), classes);
+            let (left, right, offset, stride) = match by_class {
+                true => (gradient.transposed(), hidden, block.start * width, width),
+                false => (hidden.transposed(), gradient, block.start, classes),
+            };
+            multiply((&mut sum[offset..], stride, Output::Add), left, right, 1.0, Threads::All);
+        }
+    }
+
     /// Adds the gradients of the rows to the gradients that are wanted. The rows' logits hold the gradient of the logits.
     fn add_gradients<K: Stored>(&mut self, rows: &[Row], sums: &mut Sums<K>) {
         let Weight { width, classes, by_class, .. } = *self.weight;
-        if let Some(sum) = sums.weight.as_mut().filter(|sum| !sum.is_empty()) {
-            let hidden = Matrix::new(&self.hidden, rows.len(), width);
-            for block in self.weight.blocks() {
-                let gradient = Matrix::strided(&self.logits[block.start..], rows.len(), block.len(), classes);
-                let (left, right, offset, stride) = match by_class {
-                    true => (gradient.transposed(), hidden, block.start * width, width),
-                    false => (hidden.transposed(), gradient, block.start, classes),
-                };
-                multiply((&mut sum[offset..], stride, Output::Add), left, right, 1.0, Threads::All);
-            }
+        if let Some(sum) = sums.weight.as_mut().filter(|_| width * classes > 0) {
+            self.add_weight_gradient(rows.len(), sum.storage_mut(), sums.in_order);
         }
         if let Some(sum) = &mut sums.bias {
             sum.par_chunks_mut(TASK / 4).enumerate().for_each(|(part, sum)| {

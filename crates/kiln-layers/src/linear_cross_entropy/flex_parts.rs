@@ -13,6 +13,8 @@ use super::row::{Classes, RowSums};
 use super::scale::{scaled, swapped};
 use super::settings::{CLASSES, chunk_rows};
 use super::weight::Weight;
+use crate::order::Order;
+use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
 use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32};
 use kiln_operations::{RowParts, by_dtype};
@@ -36,12 +38,12 @@ pub(super) fn gradient(
     options: &LossOptions,
     parts: &dyn RowParts,
     (sums, factor): (FlexTensor, FlexTensor),
-    dtype: DType,
+    of_result: (DType, Order),
 ) -> FlexTensor {
     match given.hidden.dtype() {
-        DType::F16 => backward::<f16, f32>(given, options, parts, (&sums, &factor), dtype),
-        DType::BF16 => backward::<bf16, bf16>(given, options, parts, (&sums, &factor), dtype),
-        _ => backward::<f32, f32>(given, options, parts, (&sums, &factor), dtype),
+        DType::F16 => backward::<f16, f32>(given, options, parts, (&sums, &factor), of_result),
+        DType::BF16 => backward::<bf16, bf16>(given, options, parts, (&sums, &factor), of_result),
+        _ => backward::<f32, f32>(given, options, parts, (&sums, &factor), of_result),
     }
 }
 
@@ -180,12 +182,20 @@ fn backward<E: Stored, K: Stored>(
     options: &LossOptions,
     parts: &dyn RowParts,
     (sums, factor): (&FlexTensor, &FlexTensor),
-    dtype: DType,
+    (dtype, order): (DType, Order),
 ) -> FlexTensor {
     let (weights, sums) = (to_f32(&given.class_weights), to_f32(sums));
     let [count, width] = parts.shape();
     let classes = Classes::new(&[], &weights, count, options.label_smoothing);
-    let (rows, total) = counted(&given.targets, &[], options, &classes);
+    let (rows, mut total) = counted(&given.targets, &[], options, &classes);
+    let (mut factor, mut of_sum) = (factor.clone(), given.hidden.dtype());
+    let in_order = order != Order::Any;
+    if in_order {
+        // As in memory: the gradients of the rows' losses, of which the weight's is a sum in f32, and one factor at the end.
+        let divisor = if total == 0.0 { 1.0 } else { total as f32 };
+        factor = tensor(vec![to_f32(&factor)[0] / divisor], Shape::new([1]));
+        (total, of_sum) = (1.0, DType::F32);
+    }
     let mut of_hidden = vec![0.0; rows.len() * width];
     let mut of_weight = Gradients { parts, next: 0, rows: vec![] };
     let mut work = Work::new(given, parts, &rows, &classes);
@@ -200,17 +210,22 @@ fn backward<E: Stored, K: Stored>(
                 classes.gradient((logits, first, largest), row.target, of_row, row.weight / total);
             });
             let gradient = Matrix::new(logits, logits.len() / count, count);
-            multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All);
+            match in_order {
+                true => add_in_order(&mut of_block, (logits, count, count), (hidden.values(), width), Threads::All),
+                false => {
+                    multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All)
+                }
+            }
             let output = if first == 0 { Output::Replace } else { Output::Add };
             let of_hidden = &mut of_hidden[chunk * width..][..logits.len() / count * width];
             multiply_rows((of_hidden, width, output), gradient, weight.transposed(), Threads::All);
         });
-        let gradient = scaled(tensor(of_block, Shape::new([count, width])), factor, given.hidden.dtype());
+        let gradient = scaled(tensor(of_block, Shape::new([count, width])), &factor, of_sum);
         of_weight.add(&to_f32(&gradient));
     }
     let mut out = vec![K::zeroed(); given.hidden.shape().num_elements()];
     for (rows, values) in rows.chunks(work.size).zip(of_hidden.chunks(work.size * width.max(1))) {
         put_rows(&mut out, rows, values, width, [width, 1]);
     }
-    scaled(tensor(out, given.hidden.shape()), factor, dtype)
+    scaled(tensor(out, given.hidden.shape()), &factor, dtype)
 }

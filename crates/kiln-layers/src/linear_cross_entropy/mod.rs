@@ -67,7 +67,13 @@ impl LinearCrossEntropy {
     /// The loss with its defaults: the mean over all rows, without label smoothing and class weights.
     #[must_use]
     pub fn new() -> Self {
-        let options = LossOptions { ignore_index: None, label_smoothing: 0.0, reduction: Reduction::Mean };
+        let options = LossOptions {
+            ignore_index: None,
+            label_smoothing: 0.0,
+            reduction: Reduction::Mean,
+            by_class: false,
+            weighted: false,
+        };
         Self { options, class_weights: None }
     }
 
@@ -117,6 +123,27 @@ impl LinearCrossEntropy {
         targets: Tensor<1, Int>,
     ) -> Result<Tensor<1>, Error> {
         self.compute(hidden, weight, bias, targets, None)
+    }
+
+    /// Computes the [loss](Self::forward) with the weights of an embedding as the output layer: `[classes, width]`, a class in each row, in a
+    /// dtype of their own. They are cast to the dtype of `hidden`.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward).
+    pub fn forward_by_class(
+        &self,
+        hidden: Tensor<2>,
+        weight: Tensor<2>,
+        targets: Tensor<1, Int>,
+    ) -> Result<Tensor<1>, Error> {
+        let ([rows, width], [classes, input]) = (hidden.dims(), weight.dims());
+        main_input("the hidden rows", &hidden)?;
+        supported("the weight", weight.dtype())?;
+        same_size(("the width of the hidden rows", width), ("the width of the weight", input))?;
+        same_size(("the number of hidden rows", rows), ("the number of targets", targets.dims()[0]))?;
+        self.check_settings(classes)?;
+        let options = LossOptions { by_class: true, ..self.options };
+        Ok(self.run(options, hidden, weight, None, targets, None))
     }
 
     /// Computes the [loss](Self::forward) with a weight for each row, `[rows]`, by which the row's loss is multiplied, for example for
@@ -205,7 +232,20 @@ impl LinearCrossEntropy {
             same_size(("the number of hidden rows", rows), ("the number of row weights", weights.dims()[0]))?;
             supported("the row weights", weights.dtype())?;
         }
-        let (device, dtype) = (weight.device(), weight.dtype());
+        Ok(self.run(self.options, hidden, weight, bias, targets, row_weights))
+    }
+
+    fn run(
+        &self,
+        options: LossOptions,
+        hidden: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        targets: Tensor<1, Int>,
+        row_weights: Option<Tensor<1>>,
+    ) -> Tensor<1> {
+        let options = LossOptions { weighted: self.class_weights.is_some() || row_weights.is_some(), ..options };
+        let (device, dtype) = (weight.device(), hidden.dtype());
         let inputs = vec![
             hidden.into_dispatch(),
             weight.into_dispatch(),
@@ -214,7 +254,7 @@ impl LinearCrossEntropy {
             given(self.class_weights.clone(), DType::F32, &device),
             given(row_weights, DType::F32, &device),
         ];
-        Ok(Tensor::from_dispatch(run(self.options, inputs).remove(0)))
+        Tensor::from_dispatch(run(options, inputs).remove(0))
     }
 }
 

@@ -10,11 +10,12 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape, TensorData};
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, RowParts, all};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Onto, Operation, RowParts, all};
 
 use super::graph::LossKernel;
 use super::settings::LossOptions;
 use super::settings::{CLASSES, chunk_rows, of_products};
+use crate::order::Order;
 use crate::row_weight::{add_whole, whole};
 
 /// The loss with its weight in parts. Inputs are hidden rows, the weight's parameter, targets and class weights, which may be missing.
@@ -29,8 +30,9 @@ pub(super) struct LossInParts {
 pub(super) enum Pass {
     /// From the inputs of the loss: the loss, and of each row the largest logit and the sum of the exponentials of the others, `[rows, 2]`.
     Forward(LossInParts),
-    /// From these inputs, those values and the gradient of the loss: the gradient of the hidden rows. That of the weight goes to its parts.
-    Backward(LossInParts, DType),
+    /// From these inputs, those values and the gradient of the loss: the gradient of the hidden rows, in this dtype. That of the weight goes to
+    /// its parts.
+    Backward(LossInParts, DType, Order),
 }
 
 static FORWARD: Cost = Cost {
@@ -38,6 +40,7 @@ static FORWARD: Cost = Cost {
     cpu_scratch: |call, cpu| scratch(call, cpu, 1),
     gpu_scratch: |call| call.wide(1, 1),
     multiply_adds: |call| logits(call),
+    by_sample: true,
     ..Cost::new("kiln::linear_cross_entropy_in_parts")
 };
 
@@ -46,6 +49,7 @@ static BACKWARD: Cost = Cost {
     cpu_scratch: |call, cpu| scratch(call, cpu, 2) + call.wide(0, 1),
     gpu_scratch: |call| call.wide(1, 2),
     multiply_adds: |call| 3.0 * logits(call),
+    by_sample: true,
     ..Cost::new("kiln::linear_cross_entropy_gradient_in_parts")
 };
 
@@ -67,7 +71,7 @@ fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
 impl Pass {
     fn loss(&self) -> &LossInParts {
         match self {
-            Self::Forward(loss) | Self::Backward(loss, _) => loss,
+            Self::Forward(loss) | Self::Backward(loss, ..) => loss,
         }
     }
 }
@@ -88,7 +92,7 @@ impl Kernel for Pass {
         let rows = inputs[0].0[0];
         match self {
             Self::Forward(_) => vec![(Shape::new([1]), DType::F32), (Shape::new([rows, 2]), DType::F32)],
-            Self::Backward(_, dtype) => vec![(inputs[0].0.clone(), *dtype)],
+            Self::Backward(_, dtype, _) => vec![(inputs[0].0.clone(), *dtype)],
         }
     }
 
@@ -107,9 +111,9 @@ impl Kernel for Pass {
                 let nothing = TensorData::zeros::<f32, _>([shape[0], 2]);
                 vec![loss, B::float_from_data(nothing, &device)]
             }
-            Self::Backward(_, dtype) => {
+            Self::Backward(_, dtype, _) => {
                 let [_, factor] = all(inputs.collect());
-                let made = B::run(&LossKernel::Gradients(*options, [true, true, false]), of_loss);
+                let made = B::run(&LossKernel::Gradients(*options, [true, true, false], Order::Any), of_loss);
                 let [_, of_hidden, of_weight, _] = all(made);
                 let scaled = |gradient| B::run(&LossKernel::Scale(*dtype), vec![gradient, factor.clone()]).remove(0);
                 add_whole::<B>(parts.as_ref(), B::float_transpose(scaled(of_weight)));
@@ -126,9 +130,9 @@ impl Kernel for Pass {
         let given = super::flex_parts::Given { hidden, targets, class_weights };
         match self {
             Self::Forward(_) => super::flex_parts::loss(&given, options, parts.as_ref()),
-            Self::Backward(_, dtype) => {
+            Self::Backward(_, dtype, order) => {
                 let [sums, factor] = all(inputs.collect());
-                vec![super::flex_parts::gradient(&given, options, parts.as_ref(), (sums, factor), *dtype)]
+                vec![super::flex_parts::gradient(&given, options, parts.as_ref(), (sums, factor), (*dtype, *order))]
             }
         }
     }
@@ -159,7 +163,20 @@ impl Operation for LossInParts {
     ) -> Vec<Option<FloatTensor<B>>> {
         let dtype = saved[0].dtype();
         saved.push(gradient);
-        let of_hidden = B::run(&Pass::Backward(self.clone(), dtype), saved).pop();
+        let of_hidden = B::run(&Pass::Backward(self.clone(), dtype, Order::Any), saved).pop();
+        vec![of_hidden.filter(|_| wanted[0])]
+    }
+
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        mut saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        _: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let dtype = saved[0].dtype();
+        saved.push(gradient);
+        let of_hidden = B::run(&Pass::Backward(self.clone(), dtype, Order::Rows), saved).pop();
         vec![of_hidden.filter(|_| wanted[0])]
     }
 }
@@ -177,7 +194,13 @@ mod tests {
     fn a_backend_without_kernels_brings_the_weight_in_whole() {
         let device = Device::flex();
         let parts = Kept::random([50, 6], 16);
-        let options = LossOptions { ignore_index: Some(4), label_smoothing: 0.0, reduction: Reduction::Mean };
+        let options = LossOptions {
+            ignore_index: Some(4),
+            label_smoothing: 0.0,
+            reduction: Reduction::Mean,
+            by_class: true,
+            weighted: false,
+        };
         let loss = LossInParts { options, parts: parts.clone() };
         let hidden = Tensor::<2>::random([9, 6], Distribution::Normal(0.0, 1.0), &device);
         let targets = Tensor::<1, Int>::arange(0..9, &device).cast(DType::I64);
@@ -196,7 +219,7 @@ mod tests {
         let factor = Tensor::<1>::full([1], 3.0, &device).try_into_primitive::<Flex>().unwrap();
         let backward =
             |sums: &FlexTensor| given().into_iter().chain([sums.clone(), factor.clone()]).collect::<Vec<_>>();
-        let pass = Pass::Backward(loss, DType::F32);
+        let pass = Pass::Backward(loss, DType::F32, Order::Any);
         let of_hidden = values(pass.composed::<Flex>(backward(&whole[1])).remove(0));
         let of_weight = parts.take();
         assert_eq!(of_hidden, values(pass.flex(backward(&in_blocks[1])).remove(0)));

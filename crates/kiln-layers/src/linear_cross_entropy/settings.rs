@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::tensor::IntTensor;
 use burn::tensor::DType;
-use kiln_operations::{Call, Cost, Cpu, Product, padded_rows};
+use kiln_operations::{Call, Cost, Cpu, Product, chain_scratch, padded_rows};
 
 /// The settings of the loss that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,6 +14,17 @@ pub(crate) struct LossOptions {
     pub(crate) label_smoothing: f32,
     /// The way in which the losses of the rows are combined.
     pub(crate) reduction: Reduction,
+    /// Whether the weight is `[classes, width]`, in a dtype of its own.
+    pub(crate) by_class: bool,
+    /// Whether classes or rows have weights.
+    pub(crate) weighted: bool,
+}
+
+impl LossOptions {
+    /// Whether each row has the same part in the loss of a batch, whatever the rows beside it: the mean over all rows.
+    pub(crate) fn is_mean_of_rows(&self) -> bool {
+        self.reduction == Reduction::Mean && !self.weighted && self.ignore_index.is_none()
+    }
 }
 
 /// The way in which the losses of all rows are combined.
@@ -100,7 +111,21 @@ pub(super) static GRADIENTS: Cost = Cost {
         let wanted = [1, 2].into_iter().filter(|output| call.out_elements(*output) > 0).count();
         logits(call) * (1 + wanted) as f64
     },
+    by_sample: true,
     ..Cost::new("kiln::linear_cross_entropy_gradients")
+};
+
+/// With a loss that is no mean over its rows: a cut of a batch changes what a row counts.
+pub(super) static WEIGHTED_GRADIENTS: Cost =
+    Cost { id: "kiln::weighted_linear_cross_entropy_gradients", by_sample: false, ..GRADIENTS };
+
+/// Inputs of [`LOSS`], and the sums of the gradients of weight and bias.
+pub(super) static GRADIENTS_ONTO: Cost = Cost {
+    id: "kiln::linear_cross_entropy_gradients_onto",
+    in_place: &[(6, 2), (7, 3)],
+    any_order: &[0, 1, 6],
+    same_layout: &[(6, 2)],
+    ..GRADIENTS
 };
 
 /// Inputs: a gradient that was kept, the gradient of the loss.
@@ -110,6 +135,7 @@ pub(super) static SCALE: Cost = Cost {
     same_layout: &[(0, 0)],
     cpu_scratch: |call, cpu| call.chunks(SCALED, 2, cpu),
     gpu_scratch: |call| call.wide(0, 1),
+    by_sample: true,
     ..Cost::new("kiln::scaled")
 };
 
@@ -174,7 +200,14 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
         + 32 * rows
         + call.wide(2, 1)
         + block
-        + of_products(cpu, [chunk, width, of_block], by_class, learned)
+        + match call.scalar(0) {
+            0 => of_products(cpu, [chunk, width, of_block], by_class, learned),
+            _ => {
+                let of_others = of_products(cpu, [chunk, width, of_block], by_class, [learned[0], false]);
+                let [lines, columns] = if by_class { [of_block, width] } else { [width, classes] };
+                of_others.max(if learned[1] { chain_scratch([lines, chunk, columns], cpu) } else { 0 })
+            }
+        }
 }
 
 /// Bytes of the operands that products pack: of hidden rows and the weight of some classes, whose values lie side by side for each class or for

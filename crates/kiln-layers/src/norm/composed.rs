@@ -123,7 +123,7 @@ mod tests {
                     assert_close(composed, kernel, &what);
                 }
                 let ([_, statistics], wanted) = (kernel, [true, true, centred]);
-                let kernel = flex::backward(&x, &statistics, &weight, gradient.clone(), settings, wanted);
+                let kernel = flex::backward(&x, &statistics, &weight, gradient.clone(), settings, wanted, None);
                 let composed = backward::<Flex>(x, statistics, weight, gradient, settings, wanted);
                 for (composed, kernel) in composed.iter().zip(&kernel) {
                     if let (Some(composed), Some(kernel)) = (composed, kernel) {

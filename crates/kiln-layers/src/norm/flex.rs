@@ -6,11 +6,11 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 use rayon::prelude::*;
 
 use super::NormSettings;
-use super::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows};
+use super::rows::{add_parameter_gradients, norm_input_gradients, norm_parameter_gradients, norm_rows};
 use super::settings::{GROUPS, ROWS};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, from_f32, group, owned, rows, tensor, to_f32};
@@ -51,7 +51,8 @@ pub(super) fn forward(
     by_dtype!(x.dtype(), E => run::<E>(x, &weight, &bias, settings), else [x.clone(), x.clone()])
 }
 
-/// The gradients of input, weight and bias. The input's gradient is written over `gradient` if no other handle to it exists.
+/// The gradients of input, weight and bias. The input's gradient is written over `gradient` if no other handle to it exists. `sums`: those of
+/// weight and bias, to which rows are added in their order.
 pub(super) fn backward(
     x: &FlexTensor,
     statistics: &FlexTensor,
@@ -59,6 +60,7 @@ pub(super) fn backward(
     gradient: FlexTensor,
     settings: NormSettings,
     wanted: [bool; 3],
+    sums: Option<[Vec<f32>; 2]>,
 ) -> [Option<FlexTensor>; 3] {
     fn run<E: Stored>(
         x: &FlexTensor,
@@ -67,11 +69,16 @@ pub(super) fn backward(
         gradient: FlexTensor,
         settings: NormSettings,
         [of_x, of_weight, of_bias]: [bool; 3],
+        mut sums: Option<[Vec<f32>; 2]>,
     ) -> [Option<FlexTensor>; 3] {
-        let (x, dtype) = (x.to_contiguous(), weight.dtype());
+        let (x, dtype) = (x.to_contiguous(), if sums.is_some() { DType::F32 } else { weight.dtype() });
         let (count, width) = rows(&x);
         let weight = to_f32(weight);
         let mut dx = owned(gradient);
+        if let Some([dweight, dbias]) = &mut sums {
+            add_parameter_gradients([dweight, dbias], dx.storage::<E>(), x.storage::<E>(), statistics);
+        }
+        let sums_groups = sums.is_none() && (of_weight || of_bias);
         let size = group(0, count, GROUPS).len().max(1);
         let mut partial = vec![0.0f32; count.div_ceil(size) * 2 * width];
         dx.storage_mut::<E>()
@@ -84,7 +91,7 @@ pub(super) fn backward(
                 for ((dx, x), statistics) in dx.chunks_mut(width).zip(x.chunks(width)).zip(statistics.chunks(2)) {
                     let x = E::widened(x, &mut wide);
                     E::changed(dx, &mut kept, |dx| {
-                        if of_weight || of_bias {
+                        if sums_groups {
                             norm_parameter_gradients(dweight, dbias, dx, x, statistics);
                         }
                         if of_x {
@@ -93,12 +100,13 @@ pub(super) fn backward(
                     });
                 }
             });
-        let [dweight, dbias] = parameter_sums(&partial, width).map(|sums| from_f32(sums, Shape::new([width]), dtype));
+        let [dweight, dbias] = sums.unwrap_or_else(|| parameter_sums(&partial, width));
+        let [dweight, dbias] = [dweight, dbias].map(|sums| from_f32(sums, Shape::new([width]), dtype));
         [of_x.then_some(dx), of_weight.then_some(dweight), of_bias.then_some(dbias)]
     }
     let statistics = statistics.to_contiguous();
     let statistics = statistics.storage::<f32>();
-    by_dtype!(x.dtype(), E => run::<E>(x, statistics, weight, gradient, settings, wanted), else [None, None, None])
+    by_dtype!(x.dtype(), E => run::<E>(x, statistics, weight, gradient, settings, wanted, sums), else [None, None, None])
 }
 
 /// The gradients of weight and bias, from partial sums of both.

@@ -1,5 +1,6 @@
 //! Norms over the last dimension as an operation of burn's graph.
 
+use burn::backend::TensorMetadata;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -8,36 +9,44 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 #[cfg(feature = "cube")]
 use kiln_operations::CubeKernel;
-use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
+use kiln_operations::{Computed, Cost, InOrder, Kernel, KernelBackend, Onto, Operation, all};
 
-use super::settings::{BACKWARD, FORWARD, NormSettings};
+use super::settings::{BACKWARD, BACKWARD_ONTO, FORWARD, NormSettings};
+use crate::composed::cast;
+use crate::order::{Order, sum_or_zeros};
 
 /// A norm over the last dimension. A missing bias has no elements. The gradients are computed from input, statistics, weight and gradient of
 /// the output.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RowNorm {
     Forward(NormSettings),
-    /// The flags say which gradients are wanted. Others have no meaning.
-    Backward(NormSettings, [bool; 3]),
+    /// The flags say which gradients are wanted. Others have no meaning. The sums of weight and bias follow the inputs, if there are any.
+    Backward(NormSettings, [bool; 3], Order),
 }
 
 impl Kernel for RowNorm {
     fn cost(&self) -> &'static Cost {
         match self {
             Self::Forward(_) => &FORWARD,
+            Self::Backward(_, _, Order::Onto) => &BACKWARD_ONTO,
             Self::Backward(..) => &BACKWARD,
         }
     }
 
     fn scalars(&self) -> Vec<i64> {
-        let (Self::Forward(settings) | Self::Backward(settings, _)) = self;
-        vec![i64::from(settings.centred)]
+        match self {
+            Self::Forward(settings) => vec![i64::from(settings.centred)],
+            Self::Backward(settings, _, order) => vec![i64::from(settings.centred), order.scalar()],
+        }
     }
 
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
         match self {
             Self::Forward(_) => vec![inputs[0].clone(), statistics_like(&inputs[0].0)],
-            Self::Backward(..) => [0, 2, 2].map(|input: usize| inputs[input].clone()).into(),
+            Self::Backward(_, _, order) => {
+                let parameter = (inputs[2].0.clone(), order.dtype(inputs[2].1));
+                vec![inputs[0].clone(), parameter.clone(), parameter]
+            }
         }
     }
 
@@ -47,11 +56,21 @@ impl Kernel for RowNorm {
                 let [x, weight, bias] = all(inputs);
                 super::composed::forward::<B>(x, weight, bias, settings).into()
             }
-            Self::Backward(settings, wanted) => {
+            Self::Backward(settings, wanted, order) => {
+                let mut inputs = inputs;
+                let sums = inputs.split_off(4);
                 let [x, statistics, weight, gradient] = all(inputs);
                 let unused = weight.clone();
                 let gradients = super::composed::backward::<B>(x, statistics, weight, gradient, settings, wanted);
-                gradients.map(|gradient| gradient.unwrap_or_else(|| unused.clone())).into()
+                let mut gradients = gradients.map(|gradient| gradient.unwrap_or_else(|| unused.clone()));
+                let dtype = order.dtype(unused.dtype());
+                gradients[1..].iter_mut().for_each(|gradient| *gradient = cast::<B>(gradient.clone(), dtype));
+                if order == Order::Onto {
+                    for (gradient, sum) in gradients[1..].iter_mut().zip(sums) {
+                        *gradient = B::float_add(sum, gradient.clone());
+                    }
+                }
+                gradients.into()
             }
         }
     }
@@ -61,6 +80,7 @@ impl Kernel for RowNorm {
         let (x, weight) = (&inputs[0].0, &inputs[if matches!(self, Self::Forward(_)) { 1 } else { 2 }].0);
         let width = x.last().copied().unwrap_or(1);
         let has_values = x.num_elements() > 0 && weight.num_elements() == width;
+        let has_values = has_values && !matches!(self, Self::Backward(_, _, Order::Onto));
         (has_values && super::cube::takes(device, width)).then_some(Self::launch)
     }
 
@@ -71,9 +91,16 @@ impl Kernel for RowNorm {
                 let [x, weight, bias] = all(inputs);
                 super::flex::forward(&x, &weight, &bias, settings).into()
             }
-            Self::Backward(settings, wanted) => {
+            Self::Backward(settings, wanted, order) => {
+                let mut inputs = inputs;
+                let sums = inputs.split_off(4);
                 let [x, statistics, weight, gradient] = all(inputs);
-                let gradients = super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted);
+                let sums = match order {
+                    Order::Any => None,
+                    Order::Rows => Some([(); 2].map(|()| vec![0.0; weight.shape()[0]])),
+                    Order::Onto => Some(all::<_, 2>(sums).map(|sum| kiln_operations::cpu::stored::to_f32(&sum))),
+                };
+                let gradients = super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted, sums);
                 gradients.map(|gradient| gradient.unwrap_or_else(|| weight.clone())).into()
             }
         }
@@ -88,7 +115,7 @@ impl RowNorm {
                 let [x, weight, bias] = all(inputs);
                 super::cube::forward(x, weight, bias, settings).into()
             }
-            Self::Backward(settings, _) => {
+            Self::Backward(settings, ..) => {
                 let [x, statistics, weight, gradient] = all(inputs);
                 super::cube::backward(x, statistics, weight, gradient, settings).into()
             }
@@ -113,7 +140,7 @@ pub(crate) fn row_norm_backward<B: KernelBackend>(
     settings: NormSettings,
     wanted: [bool; 3],
 ) -> [FloatTensor<B>; 3] {
-    all(B::run(&RowNorm::Backward(settings, wanted), vec![x, statistics, weight, gradient]))
+    all(B::run(&RowNorm::Backward(settings, wanted, Order::Any), vec![x, statistics, weight, gradient]))
 }
 
 impl Operation for NormSettings {
@@ -140,6 +167,34 @@ impl Operation for NormSettings {
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
         let made = row_norm_backward::<B>(saved, gradient, *self, [wanted[0], wanted[1], wanted[2]]);
+        made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
+    }
+
+    fn in_order(&self) -> InOrder {
+        InOrder::Backward(&[1, 2])
+    }
+
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        saved: [FloatTensor<B>; 3],
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        sums: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let (order, dtype) = (Order::of(&sums), saved[2].dtype());
+        let apart: Vec<bool> = sums.iter().map(Onto::is_apart).collect();
+        let mut inputs = saved.to_vec();
+        inputs.push(gradient);
+        if order == Order::Onto {
+            let (shape, device) = (inputs[2].shape(), inputs[2].device());
+            inputs.extend(sums.into_iter().skip(1).map(|sum| sum_or_zeros::<B>(sum, shape.clone(), &device)));
+        }
+        let mut made = B::run(&RowNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]], order), inputs);
+        for input in [1, 2] {
+            if apart.get(input) == Some(&true) {
+                made[input] = cast::<B>(made[input].clone(), dtype);
+            }
+        }
         made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
 }

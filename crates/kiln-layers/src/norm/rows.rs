@@ -1,8 +1,14 @@
 //! The arithmetic of layer norm and RMS norm on rows of f32.
 
-use super::NormSettings;
+use kiln_operations::cpu::stored::Stored;
 use kiln_operations::simd;
 use kiln_operations::simd::{pair_sums, sums};
+use rayon::prelude::*;
+
+use super::NormSettings;
+
+/// Columns of a task that adds rows in their order, and rows that it widens at a time.
+pub(crate) const BLOCK: usize = 64;
 
 /// Mean and reciprocal deviation of a row. The mean is 0 if the norm does not subtract it.
 #[inline(always)]
@@ -65,3 +71,52 @@ pub(crate) fn norm_input_gradients(gradient: &mut [f32], x: &[f32], statistics: 
         }
     }
 }}
+
+simd! { /// Adds the gradients of some columns of weight and bias. Rows are as many values apart as the strides say.
+fn norm_parameter_gradients_of_columns(dweight: &mut [f32], dbias: &mut [f32], gradient: &[f32], x: &[f32], strides: [usize; 2], statistics: &[f32]) {
+    for ((gradient, x), statistics) in gradient.chunks(strides[0]).zip(x.chunks(strides[1])).zip(statistics.chunks_exact(2)) {
+        let (mean, deviation) = (statistics[0], statistics[1]);
+        for (((&g, &x), dweight), dbias) in gradient.iter().zip(x).zip(dweight.iter_mut()).zip(dbias.iter_mut()) {
+            *dweight = g.mul_add((x - mean) * deviation, *dweight);
+            *dbias += g;
+        }
+    }
+}}
+
+/// Adds the gradients of weight and bias to their sums, one row after the other. Each task has some columns.
+pub(crate) fn add_parameter_gradients<G: Stored, X: Stored>(
+    [dweight, dbias]: [&mut [f32]; 2],
+    gradient: &[G],
+    x: &[X],
+    statistics: &[f32],
+) {
+    let width = dweight.len();
+    let columns = dweight.par_chunks_mut(BLOCK).zip(dbias.par_chunks_mut(BLOCK)).enumerate();
+    columns.for_each_init(Default::default, |buffers: &mut [Vec<f32>; 4], (index, (dweight, dbias))| {
+        let (first, count) = (index * BLOCK, dweight.len());
+        let [wide_gradient, wide_x, of_row, of_x] = buffers;
+        let rows = gradient.chunks(BLOCK * width).zip(x.chunks(BLOCK * width)).zip(statistics.chunks(2 * BLOCK));
+        for ((gradient, x), statistics) in rows {
+            let (gradient, stride) = columns_of(gradient, [first, count, width], wide_gradient, of_row);
+            let (x, x_stride) = columns_of(x, [first, count, width], wide_x, of_x);
+            norm_parameter_gradients_of_columns(dweight, dbias, gradient, x, [stride, x_stride], statistics);
+        }
+    });
+}
+
+/// Some columns of rows in f32, and how many values apart the rows are: where they are, or widened copies in `buffer`.
+fn columns_of<'a, E: Stored>(
+    rows: &'a [E],
+    [first, count, width]: [usize; 3],
+    buffer: &'a mut Vec<f32>,
+    of_row: &'a mut Vec<f32>,
+) -> (&'a [f32], usize) {
+    if E::dtype() == burn::tensor::DType::F32 {
+        return (E::widened(&rows[first..], buffer), width);
+    }
+    buffer.clear();
+    for row in rows.chunks_exact(width) {
+        buffer.extend_from_slice(E::widened(&row[first..first + count], of_row));
+    }
+    (buffer, count)
+}

@@ -22,13 +22,18 @@ pub(super) const GROUPS: usize = 16;
 
 /// Inputs: x, weight, bias.
 pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: forward, gpu_scratch: |call| on_gpu(call, 0), ..Cost::new("kiln::norm") };
+    Cost { cpu_scratch: forward, gpu_scratch: |call| on_gpu(call, 0), by_sample: true, ..Cost::new("kiln::norm") };
+
+/// Inputs: x, statistics, weight, gradient, and the sums of the gradients of weight and bias.
+pub(super) static BACKWARD_ONTO: Cost =
+    Cost { id: "kiln::norm_backward_onto", in_place: &[(3, 0), (4, 1), (5, 2)], ..BACKWARD };
 
 /// Inputs: x, statistics, weight, gradient.
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(3, 0)],
     cpu_scratch: backward,
     gpu_scratch: |call| on_gpu(call, 2 * GROUPS_ON_GPU as u64),
+    by_sample: true,
     ..Cost::new("kiln::norm_backward")
 };
 

@@ -12,6 +12,7 @@ mod conv2d;
 mod cuts;
 mod dropout;
 mod group_norm;
+mod in_order;
 mod linear;
 mod linear_cross_entropy;
 mod max_pool;

@@ -1,6 +1,7 @@
 //! A training step as a graph of operations: recorded, kept for every batch size, and rewritten for checkpoint plans.
 
 mod capture;
+mod divisible;
 mod graph;
 mod merge;
 mod modules;
@@ -16,6 +17,7 @@ mod update;
 mod walk;
 mod with_plan;
 
+pub use divisible::Mixes;
 pub(crate) use graph::{Detail, Kind, Use};
 pub use options::{StepOptions, UpdateChunks};
 pub(crate) use passes::{NONE, Passes, backward_passes};

@@ -5,6 +5,8 @@
 pub struct StepOptions {
     /// Whether gradients are summed over several micro-batches. The sum is then alive during the forward and backward pass.
     pub accumulate: bool,
+    /// Whether sums over rows are computed in the order of the rows, with [running sums](kiln_operations::RunningSums).
+    pub in_order: bool,
     /// Whether gradients of other dtypes are cast to f32 after the backward pass, as kiln-accumulation does: those of parameters in bf16.
     pub gradients_in_f32: bool,
     /// Whether all old parameters are kept until all new ones are made, as when `optimizer.step` gets a clone of the model.
@@ -25,6 +27,7 @@ impl Default for StepOptions {
     fn default() -> Self {
         Self {
             accumulate: false,
+            in_order: false,
             gradients_in_f32: false,
             keep_parameters: false,
             scale_gradients: false,

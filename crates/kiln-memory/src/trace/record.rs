@@ -10,7 +10,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{Module, ParamGroup};
 use burn::optim::{DynOptimizer, GradientsParams, Optimizer};
 use burn::tensor::{Device, Tensor};
-use kiln_operations::accumulate_into;
+use kiln_operations::{RunningSums, SumUses, accumulate_into};
 
 use crate::error::Error;
 
@@ -22,7 +22,7 @@ use super::recorder::Recorder;
 use super::recorder::{Recording, Role};
 use super::step_trace::StepTrace;
 use super::update::Update;
-use super::walk::{FirstGradients, Norm, NoteSums, Parameters, Sums, Take, Untrack};
+use super::walk::{DropBegun, FirstGradients, Join, Norm, NoteSums, Parameters, Sums, Take, Untrack};
 
 type Tracked = Autodiff<Capture>;
 
@@ -96,15 +96,25 @@ pub fn record_step_with<M: Module + 'static>(
     if first == 0 || first >= second {
         return Err(Error::Batch { batches: options.batches });
     }
-    let once = |batch, options, in_place| record_once(batch, &build, &forward, &optimizers, options, in_place);
-    // A backward pass adds the gradient of a parameter to its sum where it makes it, if that is the only use of the parameter. The uses
-    // are those of a recording without sums.
-    let nothing = BTreeSet::new();
-    let in_place = match options.accumulate {
-        true => once(first, StepOptions { accumulate: false, ..options }, &nothing)?.read_once(),
-        false => nothing.clone(),
+    let once = |batch, options, begun| record_once(batch, &build, &forward, &optimizers, options, begun);
+    let nothing = Begun::default();
+    let begun = match options.accumulate {
+        true => {
+            let recording = once(first, StepOptions { accumulate: false, ..options }, &nothing)?;
+            Begun { read_once: recording.read_once(), uses: recording.uses }
+        }
+        false => Begun::default(),
     };
-    merge([once(first, options, &in_place)?, once(second, options, &in_place)?], options.batches)
+    merge([once(first, options, &begun)?, once(second, options, &begun)?], options.batches)
+}
+
+/// What is known of the sums that a step with sums begins with, from a recording without them.
+#[derive(Default)]
+struct Begun {
+    /// A backward pass adds the gradient of a parameter to its sum where it makes it, if that is the only use of the parameter.
+    read_once: BTreeSet<String>,
+    /// The uses that have sums of their own.
+    uses: SumUses,
 }
 
 fn record_once<M: Module + 'static>(
@@ -113,17 +123,18 @@ fn record_once<M: Module + 'static>(
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
     optimizers: impl Fn(&M) -> Optimizers,
     options: StepOptions,
-    in_place: &BTreeSet<String>,
+    begun: &Begun,
 ) -> Result<Recording, Error> {
     let plain = Device::capture();
     let recorder = Recorder { device: plain.clone().autodiff(), batch, cuts: Default::default() };
     let mut marks = vec![];
     let mut releases = vec![];
-    let mut roles = vec![];
+    let (mut roles, mut summed) = (vec![], Summed::default());
     let (mut failure, mut held) = (None, None);
     let captured = plain.capture_scope(|scope| {
         let positions = [&mut marks, &mut releases];
-        let run = || step(&recorder, &build, &forward, &optimizers, (options, in_place), positions, &mut roles);
+        let noted = (&mut roles, &mut summed);
+        let run = || step(&recorder, &build, &forward, &optimizers, (options, begun), positions, noted);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(values)) => held = Some(values),
             Ok(Err(reason)) => failure = Some(reason),
@@ -182,7 +193,8 @@ fn record_once<M: Module + 'static>(
         });
     };
     let Captured { graph, tensors, shapes, .. } = captured;
-    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor })
+    let Summed { uses, apart } = summed;
+    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor, uses, apart })
 }
 
 fn message_of(panic: Box<dyn Any + Send>) -> String {
@@ -199,15 +211,23 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// The sums of a step.
+#[derive(Default)]
+struct Summed {
+    uses: SumUses,
+    /// Paths of the parameters whose gradients are not in [running sums](RunningSums).
+    apart: BTreeSet<String>,
+}
+
 /// Runs the step. Returns the values that are still held after it.
 fn step<M: Module + 'static>(
     recorder: &Recorder,
     build: impl Fn(&Device) -> M,
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
     optimizers: impl Fn(&M) -> Optimizers,
-    (options, in_place): (StepOptions, &BTreeSet<String>),
+    (options, begun): (StepOptions, &Begun),
     [marks, releases]: [&mut Vec<TensorId>; 2],
-    roles: &mut Vec<(TensorId, Role)>,
+    (roles, summed): (&mut Vec<(TensorId, Role)>, &mut Summed),
 ) -> Result<Box<dyn Any>, String> {
     let model = build(recorder.device());
     let mut parameters = Parameters::default();
@@ -245,30 +265,48 @@ fn step<M: Module + 'static>(
     update.release();
     update.releases.clear();
     let mut ids = HashSet::new();
+    let mut running = options.in_order.then(RunningSums::default);
     if options.accumulate {
         model.visit(&mut FirstGradients { gradients: &mut sums.sum, in_f32 });
-        model.visit(&mut NoteSums { sums: &mut sums, in_place, ids: &mut ids });
+        if let Some(running) = &mut running {
+            *running = begun.uses.zeros(&model);
+            model.visit(&mut DropBegun { running, sums: &mut sums.sum });
+        }
+        model.visit(&mut NoteSums { sums: &mut sums, in_place: &begun.read_once, ids: &mut ids });
     }
 
-    recorder.mark(marks);
-    let loss = forward(&model, recorder);
-    let dims = loss.dims();
-    if dims != [1] {
-        return Err(format!("the loss has {} elements, expected 1", dims[0]));
-    }
-    recorder.mark(marks);
-    let loss = accumulate_into(loss, &model, &mut sums.sum, |id| ids.contains(&id));
-    let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
-        return Err(NO_GRADIENT.into());
+    let mut pass = || {
+        recorder.mark(marks);
+        let loss = forward(&model, recorder);
+        let dims = loss.dims();
+        if dims != [1] {
+            return Err(format!("the loss has {} elements, expected 1", dims[0]));
+        }
+        recorder.mark(marks);
+        let loss = accumulate_into(loss, &model, &mut sums.sum, |id| ids.contains(&id));
+        let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
+            return Err(NO_GRADIENT.into());
+        };
+        Ok(Tracked::backward(loss))
     };
-    let gradients = Tracked::backward(loss);
-    let mut take = Take { gradients, taken: GradientsParams::new() };
+    let gradients = match &mut running {
+        Some(running) => running.during(&model, pass)?,
+        None => pass()?,
+    };
+    let mut take = Take { gradients, taken: GradientsParams::new(), path: vec![], apart: BTreeSet::new() };
     model.visit(&mut take);
-    if take.taken.is_empty() {
+    let mut apart = take.taken;
+    drop(take.gradients);
+    if let Some(running) = running {
+        summed.uses = running.uses(&model);
+        let gradients = running.finish(&model).map_err(|error| error.to_string())?;
+        model.visit(&mut Join { from: gradients, to: &mut apart });
+    }
+    summed.apart = take.apart;
+    if apart.is_empty() {
         return Err(NO_GRADIENT.into());
     }
-    sums.gradients = take.taken;
-    drop(take.gradients);
+    sums.gradients = apart;
     model.visit(&mut sums);
     roles.append(&mut sums.found);
     recorder.mark(marks);

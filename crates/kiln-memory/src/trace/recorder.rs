@@ -3,10 +3,12 @@
 use super::graph::Graph;
 use burn::tensor::DType;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use burn::backend::Capture;
 use burn::backend::capture::TensorId;
 use burn::tensor::{Device, Tensor};
+use kiln_operations::SumUses;
 
 /// Gives the forward pass of a recording its device and batch size, and marks positions in it.
 #[derive(Debug)]
@@ -58,6 +60,10 @@ pub(crate) struct Recording {
     pub(crate) releases: Vec<usize>,
     /// The role of each tensor, if it has one.
     pub(crate) roles: Vec<Option<Role>>,
+    /// The uses of parameters that have running sums.
+    pub(crate) uses: SumUses,
+    /// Paths of the parameters whose gradients are not in running sums.
+    pub(crate) apart: BTreeSet<String>,
 }
 
 /// Shape and element type of a tensor.

@@ -1,6 +1,6 @@
 //! The trace of a training step, with shapes as functions of the batch size.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use burn::tensor::DType;
@@ -34,6 +34,9 @@ pub struct StepTrace {
     /// The bytes of each parameter that an update in a store has in memory, if it divides parameters.
     #[serde(default)]
     pub(crate) parts: BTreeMap<String, u64>,
+    /// Parameters whose gradients are not added row after row.
+    #[serde(default)]
+    pub(crate) apart: BTreeSet<String>,
     /// Parameters that are in memory some rows at a time if there is a store, with the bytes that an update has in memory.
     pub(crate) by_rows: BTreeMap<String, u64>,
 }

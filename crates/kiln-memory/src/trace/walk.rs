@@ -7,6 +7,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Int, Tensor};
+use kiln_operations::RunningSums;
 
 use super::options::StepOptions;
 use super::recorder::Role;
@@ -108,15 +109,57 @@ impl ModuleVisitor for FirstGradients<'_> {
 pub(super) struct Take {
     pub(super) gradients: <Tracked as AutodiffBackend>::Gradients,
     pub(super) taken: GradientsParams,
+    pub(super) path: Vec<String>,
+    /// The paths of their parameters.
+    pub(super) apart: BTreeSet<String>,
 }
 
 impl ModuleVisitor for Take {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.is_require_grad()
             && let Ok(primitive) = param.val().try_into_primitive::<Tracked>()
             && let Some(gradient) = Tracked::grad_remove(&primitive, &mut self.gradients)
         {
             self.taken.register(param.id, Tensor::<D>::from_primitive::<Capture>(gradient));
+            self.apart.insert(joined(&self.path));
+        }
+    }
+}
+
+/// Leaves out the sums of parameters that have running sums.
+pub(super) struct DropBegun<'a> {
+    pub(super) running: &'a RunningSums,
+    pub(super) sums: &'a mut GradientsParams,
+}
+
+impl ModuleVisitor for DropBegun<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.running.has(param.id) {
+            drop(self.sums.remove::<D>(param.id));
+        }
+    }
+}
+
+/// Moves gradients into other ones, and adds those that are in both.
+pub(super) struct Join<'a> {
+    pub(super) from: GradientsParams,
+    pub(super) to: &'a mut GradientsParams,
+}
+
+impl ModuleVisitor for Join<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.from.remove::<D>(param.id) {
+            let gradient = match self.to.remove::<D>(param.id) {
+                Some(other) => gradient + other.cast(DType::F32),
+                None => gradient,
+            };
+            self.to.register(param.id, gradient);
         }
     }
 }

@@ -8,6 +8,7 @@
 )]
 
 mod chain_costs;
+mod divisible;
 mod errors;
 mod estimates;
 mod explain;

@@ -9,6 +9,7 @@ use crate::steps::{adamw, flex, gpt, mlp, sgd, tiny};
 
 const SUMMED: StepOptions = StepOptions {
     accumulate: true,
+    in_order: false,
     keep_parameters: false,
     scale_gradients: true,
     gradients_in_f32: true,

@@ -106,13 +106,16 @@ impl Gpt {
     /// Turns token ids `[B, T]` that follow `past` tokens into the input of the first block, `[B, T, C]`.
     fn embed_after(&self, past: usize, rows: Option<Arc<dyn RowParts>>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
-        let positions_tc = self.wpe.weight.val().narrow(0, past, t);
-        let words_btc = match (rows, usable(self.lean, &positions_tc)) {
+        let is_lean = usable(self.lean, &self.wpe.weight.val());
+        let words_btc = match (rows, is_lean) {
             (Some(rows), _) => output(kiln_layers::embedding_by_rows(&RowWeight::new(&self.wte.weight, rows), ids_bt)),
             (None, true) => output(kiln_layers::embedding(&self.wte, ids_bt)),
             (None, false) => self.wte.forward(ids_bt),
         };
-        let x_btc = self.drop.forward(words_btc + positions_tc.unsqueeze());
+        let x_btc = self.drop.forward(match is_lean {
+            true => output(kiln_layers::add_positions(&self.wpe, past, words_btc)),
+            false => words_btc + self.wpe.weight.val().narrow(0, past, t).unsqueeze(),
+        });
         match self.h.first() {
             Some(block) => x_btc.cast(block.dtype()),
             None => x_btc,
@@ -171,8 +174,8 @@ impl Gpt {
         }
         if usable(self.lean, &x_btc) {
             let hidden = self.last_norm(x_btc).reshape([b * t, c]);
-            let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
-            return output(LinearCrossEntropy::new().forward(hidden, weight_cv, None, targets));
+            let weight_vc = on_device(self.wte.weight.val(), &hidden.device());
+            return output(LinearCrossEntropy::new().forward_by_class(hidden, weight_vc, targets));
         }
         let logits_btv = self.head(x_btc).cast(DType::F32);
         let [_, _, v] = logits_btv.dims();
@@ -196,9 +199,7 @@ impl Gpt {
 
     /// The embedding's weights in the layout of a linear layer, `[C, V]`. The last block may be on another device than the embedding.
     fn output_weight(&self, device: &Device, dtype: DType) -> Tensor<2> {
-        let weight_vc = self.wte.weight.val().cast(dtype);
-        let weight_vc = if weight_vc.device() == *device { weight_vc } else { weight_vc.to_device(device) };
-        weight_vc.transpose()
+        on_device(self.wte.weight.val().cast(dtype), device).transpose()
     }
 
     /// Turns token ids `[B, T]` into logits `[B, T, V]` of the token after each.
@@ -263,4 +264,9 @@ impl Gpt {
         let mut halves = self.h.iter().flat_map(GptBlock::halves);
         halves.try_fold(x_btc, |x, half| Ok(parts.half(&half)?.forward(x)))
     }
+}
+
+/// The tensor on a device, and itself if it is there.
+fn on_device(tensor: Tensor<2>, device: &Device) -> Tensor<2> {
+    if tensor.device() == *device { tensor } else { tensor.to_device(device) }
 }

@@ -23,6 +23,11 @@ impl<'a> Matrix<'a> {
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
 
+    /// The values, with what lies between the rows.
+    pub fn values(self) -> &'a [f32] {
+        self.values
+    }
+
     /// The transposed matrix.
     pub fn transposed(self) -> Self {
         Self {

@@ -101,7 +101,7 @@ fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
         let shape = tensor.shape();
         return tensor.reshape([shape.num_elements()]).cast(dtype).reshape(shape);
     }
-    tensor.cast(dtype)
+    kiln_operations::read_parameter(tensor, dtype)
 }
 
 /// Attaches [`CastTo`] to the parameters of one model. Made by [`Policy::reparameterizer`](crate::Policy::reparameterizer).

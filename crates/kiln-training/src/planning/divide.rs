@@ -271,6 +271,7 @@ impl Division<'_> {
             // Each device copies its own part of the state, which takes at most as long as one device that copies all of it.
             seconds: timeline.seconds() + update + self.planner.update_transfer,
             moved_bytes: 0,
+            same_bits: false,
             fits: fits_within(peak_bytes, self.limit),
         };
         Ok(StagePlan { step, layout: self.layout.clone(), stages, loads, bubble: timeline.bubble() })

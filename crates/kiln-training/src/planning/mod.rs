@@ -2,6 +2,7 @@
 
 mod budget;
 mod by_rows;
+mod cuts;
 mod divide;
 mod host_memory;
 mod planner;
@@ -20,6 +21,7 @@ pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 pub use step_plan::{PlannedOptimizer, StepPlan};
 
 pub(crate) use by_rows::Asked;
+pub(crate) use cuts::Cuts;
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};
 pub(crate) use stage_plan::RunPlan;

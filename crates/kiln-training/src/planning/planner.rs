@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_checkpointing::{ChainCost, Plan, least, solve};
-use kiln_memory::{BackendProfile, Category, Prediction, fits_within, largest_within};
+use kiln_memory::{BackendProfile, Category, Mixes, Prediction, fits_within, largest_within};
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
+use super::cuts::Cuts;
 use super::recorded::{Moving, RecordedStep};
 use super::step_plan::{PlannedOptimizer, StepPlan};
 use crate::error::Error;
@@ -144,7 +145,10 @@ impl Planner {
     pub(crate) fn solve(&self, limit_bytes: u64) -> Result<StepPlan, Error> {
         let Some((precision, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
-        let plan = self.best(step, &self.places(), *precision, micro_batch, limit_bytes)?;
+        let mut plan = self.best(step, &self.places(), *precision, micro_batch, limit_bytes)?;
+        if !plan.fits && micro_batch < self.batch && self.keeps_bits() {
+            plan = self.best(step, &self.places(), *precision, self.batch, limit_bytes)?;
+        }
         if plan.fits { Ok(plan) } else { Err(self.nothing_fits(limit_bytes, &plan)?) }
     }
 
@@ -157,6 +161,25 @@ impl Planner {
         let count = costs.blocks.len().max(1) as u64;
         let mean = |bytes: fn(&kiln_checkpointing::Cost) -> u64| costs.blocks.iter().map(bytes).sum::<u64>() / count;
         Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
+    }
+
+    /// What other cuts of a batch into micro-batches do to the bits.
+    pub(crate) fn cuts(&self) -> Cuts {
+        self.steps.first().map_or(Cuts::Round, |(_, step)| step.cuts().clone())
+    }
+
+    /// Why micro-batches change the bits of an [exact](crate::MemoryConfig::exact) run, which therefore takes whole batches. `None` if they do
+    /// not, or if the run is not exact.
+    pub fn mixes_samples(&self) -> Option<Mixes> {
+        match self.cuts() {
+            Cuts::Mix(mixes) => Some(mixes),
+            Cuts::Round | Cuts::KeepBits => None,
+        }
+    }
+
+    /// Whether an [exact](crate::MemoryConfig::exact) run may be cut into any micro-batches, since they have the same bits.
+    pub fn keeps_bits(&self) -> bool {
+        self.cuts() == Cuts::KeepBits
     }
 
     /// Whether the forward pass draws random numbers.
@@ -216,7 +239,9 @@ impl Planner {
     ) -> Result<Vec<StepPlan>, Error> {
         let Ok(step) = self.step_in(precision) else { return Ok(vec![]) };
         let allowed = largest_within(limit_bytes);
+        let streams = self.checkpoints.as_ref().is_some_and(Plan::streams);
         let mut sizes: Vec<usize> = match self.micro_batch {
+            _ if streams && self.keeps_bits() => vec![self.batch], // a store adds up the gradients of micro-batches
             Some(size) => vec![size.min(self.batch)],
             None => {
                 let halves = (0..).map(|half| self.batch >> half).take_while(|size| *size > 0);
@@ -228,6 +253,13 @@ impl Planner {
         let mut plans = vec![];
         for size in sizes {
             plans.push(self.best(step, places, precision, size, limit_bytes)?);
+        }
+        if self.micro_batch.is_some_and(|size| size < self.batch)
+            && self.keeps_bits()
+            && places.iter().any(Option::is_some)
+        {
+            let whole = self.best(step, places, precision, self.batch, limit_bytes)?;
+            plans.extend(Some(whole).filter(|plan| plan.checkpoints.streams()));
         }
         Ok(plans)
     }
@@ -275,7 +307,8 @@ impl Planner {
             return Ok(plain);
         }
         let mut smallest = plain.clone();
-        for store in places.iter().copied() {
+        let rounds = micro_batch < self.batch && *step.cuts() == Cuts::KeepBits;
+        for store in places.iter().copied().filter(|store| store.is_none() || !rounds) {
             let moving = Moving { transfer: self.transfer, store };
             let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), moving)?;
             let placed =
@@ -325,6 +358,7 @@ impl Planner {
             peak_bytes: estimate.peak_bytes,
             seconds: passes + estimate.update_seconds + self.update_transfer + moving,
             moved_bytes,
+            same_bits: *step.cuts() == Cuts::KeepBits,
             fits: fits_within(estimate.peak_bytes, limit_bytes),
         })
     }

@@ -1,6 +1,6 @@
 //! A task's step, recorded without running it, from which its memory and time are predicted.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -9,10 +9,11 @@ use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
 use kiln_memory::{
-    BackendProfile, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with,
+    BackendProfile, Mixes, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with,
 };
 
 use super::by_rows::{Asked, only_by_rows};
+use super::cuts::Cuts;
 use super::traffic::Traffic;
 use crate::batch::Batch;
 use crate::error::Error;
@@ -32,6 +33,7 @@ pub(crate) struct RecordedStep {
     in_memory: Traces,
     /// Those of a step in a store, where they differ, and the parameters that are read by rows there, with their bytes.
     in_store: Option<(Traces, BTreeMap<String, u64>)>,
+    cuts: Cuts,
 }
 
 /// Two recordings: on a whole batch, and as one of several micro-batches whose gradients are added up.
@@ -57,6 +59,8 @@ pub(crate) struct StepKind {
     pub(crate) scales_gradients: bool,
     /// Whether parameters may be in a store.
     pub(crate) store: bool,
+    /// Whether rows are added to gradients in their order, if then a batch has the same bits in any division.
+    pub(crate) in_order: bool,
 }
 
 impl RecordedStep {
@@ -79,11 +83,15 @@ impl RecordedStep {
         }
         let (chains, refused) = (RefCell::new(vec![]), RefCell::new(None));
         let paths = RefCell::new(BTreeSet::new());
+        let in_order = Cell::new(kind.in_order);
+        // Sums in the order of rows carry a scale of their own.
+        let scales = Cell::new(kind.scales_gradients || kind.in_order);
         let at = |batches: [usize; 2], accumulate, asked: &Asked| {
             let options = StepOptions {
                 accumulate,
+                in_order: in_order.get(),
                 gradients_in_f32: true,
-                scale_gradients: kind.scales_gradients,
+                scale_gradients: scales.get(),
                 reads_norm: true,
                 update_chunks: Some(CHUNKS),
                 batches,
@@ -106,7 +114,7 @@ impl RecordedStep {
             let optimizers = |model: &T::Model| {
                 let groups = optimizer(model);
                 asked.divide(parts_of(&groups));
-                Optimizers { groups: groups.recorded(kind.scales_gradients), scales_in_update: groups.scales() }
+                Optimizers { groups: groups.recorded(scales.get()), scales_in_update: groups.scales() }
             };
             let trace = record_step_with(built, loss, optimizers, options);
             match refused.take() {
@@ -128,6 +136,16 @@ impl RecordedStep {
             }
         };
         let asked = Asked::default();
+        let mut cuts = Cuts::Round;
+        if kind.in_order {
+            let mixes = match once(false, &asked) {
+                Ok(trace) => trace.mixes_samples(),
+                Err(error) => Some(Mixes::Unrecorded(error.to_string())), // the step itself may be
+            };
+            in_order.set(mixes.is_none());
+            scales.set(kind.scales_gradients || mixes.is_none());
+            cuts = mixes.map_or(Cuts::KeepBits, Cuts::Mix);
+        }
         let traces = |asked: &Asked| -> Result<Traces, Error> {
             let (whole, part) = (once(false, asked)?, once(true, asked)?);
             Ok(Traces { whole, part, chains: chains.take() })
@@ -147,7 +165,7 @@ impl RecordedStep {
             }
             false => None,
         };
-        Ok(Self { in_memory, in_store })
+        Ok(Self { in_memory, in_store, cuts })
     }
 
     /// The recordings of a step in memory, or in a store.
@@ -162,6 +180,11 @@ impl RecordedStep {
     fn trace(&self, stored: bool, micro_batch: usize, batch: usize) -> &StepTrace {
         let traces = self.traces(stored);
         if micro_batch < batch { &traces.part } else { &traces.whole }
+    }
+
+    /// What other cuts of a batch into micro-batches do to the bits.
+    pub(crate) fn cuts(&self) -> &Cuts {
+        &self.cuts
     }
 
     /// Number of blocks that can be checkpointed; the operations between two chains count as one.

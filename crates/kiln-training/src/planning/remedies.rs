@@ -168,6 +168,7 @@ mod tests {
             peak_bytes,
             seconds,
             moved_bytes: 0,
+            same_bits: false,
             fits,
         }
     }

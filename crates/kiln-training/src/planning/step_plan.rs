@@ -98,6 +98,9 @@ pub struct StepPlan {
     /// Bytes that a step reads from a store and writes to it. 0 for a plan that streams nothing.
     #[serde(default)]
     pub moved_bytes: u64,
+    /// Whether the step of an [exact](crate::MemoryConfig::exact) run has the bits of any other micro-batch.
+    #[serde(default)]
+    pub same_bits: bool,
     /// Whether the peak stays within the limit that was asked for.
     pub fits: bool,
 }
@@ -107,6 +110,7 @@ impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { batch, micro_batch, precision, optimizer, checkpoints, peak_bytes, moved_bytes, .. } = self;
         match micro_batch < batch {
+            true if self.same_bits => write!(f, "micro-batches of {micro_batch} of {batch}: same bits")?,
             true => write!(f, "micro-batches of {micro_batch} of {batch}")?,
             false => write!(f, "whole batches of {batch}")?,
         }
@@ -154,6 +158,7 @@ mod tests {
             peak_bytes,
             seconds,
             moved_bytes: 0,
+            same_bits: false,
             fits,
         }
     }
@@ -171,6 +176,8 @@ mod tests {
     fn a_plan_is_explained_in_one_line() {
         let text = plan(1.0, 3 << 20, true).to_string();
         assert_eq!(text, "micro-batches of 1 of 4, f32, nothing recomputed: predicted peak 3.0 MiB");
+        let exact = StepPlan { same_bits: true, ..plan(1.0, 3 << 20, true) }.to_string();
+        assert_eq!(exact, "micro-batches of 1 of 4: same bits, f32, nothing recomputed: predicted peak 3.0 MiB");
     }
 
     #[test]

@@ -102,8 +102,8 @@ where
     if gradients.is_empty() {
         return Err(Error::NoGradients { step });
     }
-    let (loss_scale, micro_batches, named) = (inputs.loss_scale, parts.len(), into_inner(named));
-    Ok(Computed { gradients, loss, loss_scale, micro_batches, named })
+    let (scale, micro_batches, named) = (inputs.loss_scale, parts.len(), into_inner(named));
+    Ok(Computed { gradients, loss, scale, micro_batches, named })
 }
 
 /// A batch that is computed in stages.

@@ -112,6 +112,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn build_in(mut self, group: Group, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         self.compare_optimizers();
         let mut site = self.site(group, device, sample)?;
+        if self.memory.exact && !self.memory.prediction && site.on_heap {
+            let expected = "false without a prediction, which tells whether batches may be cut";
+            return Err(Error::InvalidSetting { name: "exact", value: "true".into(), expected });
+        }
         let mut settings = self.step_settings(&site, sample)?;
         settings.check()?; // before anything is recorded
         let planned = self.planned(&mut site, sample)?;
@@ -122,6 +126,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let watch = self.watch(&site, planned.planner.as_ref());
         let store = self.store(&planned, site.on_heap)?;
         let is_stored = store.is_some();
+
         let (init, group) =
             (|device: &Device| self.initial.of_run(device, &self.run.frozen, is_stored), site.group.clone());
         let mut run = ModelState::new(init, store, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
@@ -143,7 +148,14 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let micro_batch = plan.as_ref().map_or(self.memory.micro_batch, |plan| Some(plan.micro_batch));
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
-        let recovery = self.recovery(&site, micro_batch, plans.len())?;
+        if let Some(mixes) = planner.as_ref().and_then(Planner::mixes_samples) {
+            tracing::info!("batches are not cut: {mixes}");
+        }
+        let keeps_bits = planner.as_ref().is_some_and(Planner::keeps_bits);
+        // Micro-batches in a store round, and those that mix samples change numbers.
+        let streams = plan.as_ref().is_some_and(|plan| plan.checkpoints.streams());
+        let fixed = self.memory.exact && !(keeps_bits && !streams);
+        let recovery = self.recovery(&site, micro_batch, plans.len(), fixed)?;
         let mut trainer = Trainer {
             task: self.task,
             run,
@@ -154,6 +166,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             plans,
             draws_random: planner.as_ref().is_none_or(Planner::draws_random),
             read_once: planner.as_ref().map(Planner::read_once).unwrap_or_default(),
+            in_order: planner.as_ref().is_some_and(Planner::keeps_bits),
             planner,
             plan,
             limit: site.limit(),
@@ -320,7 +333,13 @@ impl<T: Task> TrainerBuilder<'_, T> {
         Ok(Some(Staged::new(division, readers)))
     }
 
-    fn recovery(&mut self, site: &Site, micro_batch: Option<usize>, plans: usize) -> Result<Option<Recovery>, Error> {
+    fn recovery(
+        &mut self,
+        site: &Site,
+        micro_batch: Option<usize>,
+        plans: usize,
+        fixed: bool,
+    ) -> Result<Option<Recovery>, Error> {
         if !self.memory.recovery {
             return Ok(None);
         }
@@ -328,7 +347,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         // On a GPU, kernels are compiled and tuned for each size that occurs.
         let granularity = if site.on_heap { 1 } else { 8 };
         let config = MicroBatchSearchConfig::new(size).with_limit(site.limit()).with_granularity(granularity);
-        let config = if self.memory.exact { config.with_min(size) } else { config };
+        let config = if fixed { config.with_min(size) } else { config };
         let ladder = Ladder::standard().with_plans(plans);
         // On the CPU device the host is the device.
         let ladder = if site.on_heap { ladder } else { ladder.with_offload() };
@@ -420,7 +439,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             return Ok(plan);
         }
         let checkpoints = planner.checkpoints.clone().unwrap_or_else(|| Plan::none(planner.blocks()));
-        let micro_batch = self.memory.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
+        let most = self.memory.micro_batch.filter(|_| !(checkpoints.streams() && planner.keeps_bits()));
+        let micro_batch = most.unwrap_or(usize::MAX).min(planner.batch);
         planner.evaluate(self.run.precision.compute(), &checkpoints, micro_batch, u64::MAX)
     }
 }

@@ -75,10 +75,18 @@ pub struct MemoryConfig {
     pub budget: Option<MemoryBudget>,
     /// The most samples on the device at once. Default: as the budget allows.
     pub micro_batch: Option<usize>,
-    /// Keeps every bit, whatever the memory: micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole: those of
-    /// [`batch_size`](RunConfig::batch_size) samples, or of as many as the batch that [`build`](crate::TrainerBuilder::build) gets. A budget,
-    /// and memory that runs out, change only where values are and when they are computed: recomputed blocks, offload, blocks in a store.
-    /// Smaller micro-batches would round the sums of gradients in another order, and batch norm and dropout would compute other numbers.
+    /// Keeps every bit, whatever the memory. A budget, and memory that runs out, change where values are and when they are computed:
+    /// recomputed blocks, offload, blocks in a store.
+    ///
+    /// On the CPU device they also cut batches, if the recorded step shows that a batch has the same bits in any micro-batches
+    /// ([`Planner::keeps_bits`](crate::Planner::keeps_bits)): its layers are those of kiln-layers whose sums over rows are in the order of
+    /// the rows, without batch norm and dropout, its loss is a mean over the weight of a batch, and it has neither stages, replicas nor
+    /// attachments. In a store such batches stay whole. [`micro_batch`](Self::micro_batch) is then the most samples at once.
+    ///
+    /// Otherwise micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole: those of
+    /// [`batch_size`](RunConfig::batch_size) samples, or of as many as the batch that [`build`](crate::TrainerBuilder::build) gets. Smaller
+    /// micro-batches would round the sums of gradients in another order, and batch norm and dropout would compute other numbers.
+    ///
     /// Precisions and optimizers that may replace the run's own are refused beside it. Default: false.
     pub exact: bool,
     /// The blocks of the model's chains that are recomputed. With a budget, [`Recompute::None`] lets the planner choose. Default: none.

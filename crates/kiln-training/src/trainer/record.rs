@@ -11,7 +11,7 @@ use super::builder::{AllowedOptimizer, TrainerBuilder};
 use super::trainer::MakeOptimizer;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};
+use crate::planning::{Cuts, PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};
 use crate::task::Task;
 use crate::transaction::StoreConfig;
 
@@ -45,7 +45,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             if planner.precisions().any(|known| known == *precision) {
                 continue;
             }
-            match self.recorded(*precision, &self.optimizers.own, sample) {
+            match self.recorded(*precision, &self.optimizers.own, (sample, profile.kernels)) {
                 Ok(step) => planner.compared.push((*precision, step)),
                 Err(error) => skipped(precision, &error),
             }
@@ -83,12 +83,16 @@ impl<T: Task> TrainerBuilder<'_, T> {
         &self,
         precision: Precision,
         optimizer: &MakeOptimizer<T::Model>,
-        sample: &T::Batch,
+        (sample, kernels): (&T::Batch, Kernels),
     ) -> Result<RecordedStep, Error> {
         let scaling = self.run.loss_scaling.unwrap_or_else(|| Scaling::for_precision(precision));
         let policy = self.run.precision.clone().computing_in(precision);
         let scales_gradients = self.run.clip_norm.is_some() || scaling != Scaling::None;
-        let kind = StepKind { scales_gradients, store: self.store_to_plan_with().is_some() };
+        let kind = StepKind {
+            scales_gradients,
+            store: self.store_to_plan_with().is_some(),
+            in_order: kernels == Kernels::Flex && self.adds_in_order(),
+        };
         let build = |device: &Device| {
             (self.attach)(self.initial.recorded(device, &self.run.frozen)?, &policy).map(|(model, _)| model)
         };
@@ -108,7 +112,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         for precision in
             std::iter::once(self.run.precision.compute()).chain(self.memory.allowed_precisions.iter().copied())
         {
-            let step = self.recorded(precision, optimizer, sample)?;
+            let step = self.recorded(precision, optimizer, (sample, profile.kernels))?;
             steps.push((precision, step));
         }
         let mut profile = match profile.kernels {
@@ -123,7 +127,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             }
             Kernels::Cube => profile.clone(),
         };
-        let micro_batch = self.memory.micro_batch.or(self.memory.exact.then_some(batch));
+        let keeps_bits = steps.iter().all(|(_, step)| *step.cuts() == Cuts::KeepBits);
+        let micro_batch = self.memory.micro_batch.or((self.memory.exact && !keeps_bits).then_some(batch));
         let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
         let (compared, compared_optimizers) = (vec![], vec![]);
         let mut planner = Planner {
@@ -149,6 +154,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn store_to_plan_with(&self) -> Option<&StoreConfig> {
         let divided = self.parallel.stages.is_some() || self.parallel.communicator.is_some();
         self.memory.store.as_ref().filter(|_| !(divided || self.attaches || self.edit.is_some()))
+    }
+
+    /// Whether rows are added to gradients in their order, for a step on the CPU device.
+    fn adds_in_order(&self) -> bool {
+        let divided = self.parallel.stages.is_some() || self.parallel.communicator.is_some();
+        self.memory.exact && !(divided || self.attaches || self.edit.is_some())
     }
 
     /// The checkpoint plan that the settings name, if any.

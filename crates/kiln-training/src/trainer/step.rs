@@ -116,12 +116,12 @@ impl<T: Task> Trainer<T> {
         let streamed = self.run.streamed.as_ref();
         let gradients = || self.gradients(batch, share, setting, leaves, statistics);
         let own = group.caught(|| with_store(streamed, gradients));
-        let Computed { gradients, loss, loss_scale, micro_batches, named } = group.sum(leaves, own, statistics)?;
+        let Computed { gradients, loss, scale, micro_batches, named } = group.sum(leaves, own, statistics)?;
         let step = self.run.state.next_step();
         let norm = group.caught(|| match streamed {
-            Some(streamed) => probe_stored(streamed, leaves, gradients, loss_scale, loss, step),
+            Some(streamed) => probe_stored(streamed, leaves, gradients, scale, loss, step),
             None => {
-                let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(leaves, vec![loss]);
+                let probed = ScaledGradients::new(gradients, scale)?.probe_with(leaves, vec![loss]);
                 probed.map_err(|e| Error::at(step, e))
             }
         });
@@ -129,6 +129,7 @@ impl<T: Task> Trainer<T> {
         let peak = group.check_written(|probe| probe_attempt(statistics, &named, probe), self.watch.peak_bytes())?;
         self.watch.note_highest_peak(peak);
         let loss = read.first().copied().unwrap_or(f64::NAN);
+        let loss_scale = self.run.scaler.state().scale;
         Ok(Attempted { probed, loss, loss_scale, micro_batches, statistics: undo.keep() })
     }
 
@@ -152,6 +153,7 @@ impl<T: Task> Trainer<T> {
             staged: self.staged.as_ref(),
             draws_random: self.draws_random,
             read_once: &self.read_once,
+            in_order: self.in_order,
             streamed: self.run.streamed.as_ref(),
             state: self.run.state,
             share,

@@ -58,6 +58,8 @@ pub struct Trainer<T: Task> {
     pub(super) draws_random: bool,
     /// Paths of the parameters that the forward pass reads once, as far as it is known.
     pub(super) read_once: BTreeSet<String>,
+    /// Whether rows are added to gradients in their order.
+    pub(super) in_order: bool,
     pub(super) planner: Option<Planner>,
     pub(super) plan: Option<RunPlan>,
     pub(super) limit: Option<u64>,

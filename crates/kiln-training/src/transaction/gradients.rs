@@ -64,11 +64,12 @@ impl<'a, B: Batch> MicroBatches<'a, B> {
 
 /// Gradients and loss of a batch, or a replica's share of them.
 pub(crate) struct Computed {
-    /// The gradients in f32, multiplied by the loss scale.
+    /// The gradients in f32, multiplied by `scale`.
     pub(crate) gradients: GradientsParams,
     /// The mean loss, unscaled, in f32, without a graph, one element.
     pub(crate) loss: Tensor<1>,
-    pub(crate) loss_scale: f64,
+    /// What the gradients are multiplied by.
+    pub(crate) scale: f64,
     pub(crate) micro_batches: usize,
     /// One element of each tensor that the task named as one that must have been written.
     pub(crate) named: Vec<Tensor<1>>,
@@ -76,9 +77,9 @@ pub(crate) struct Computed {
 
 impl Computed {
     /// The result of a replica without a part of the batch: no gradients, and a loss of zero.
-    pub(crate) fn nothing(device: &Device, loss_scale: f64) -> Self {
+    pub(crate) fn nothing(device: &Device, scale: f64) -> Self {
         let loss = Tensor::zeros([1], (&device.clone().inner(), DType::F32));
-        Self { gradients: GradientsParams::new(), loss, loss_scale, micro_batches: 0, named: vec![] }
+        Self { gradients: GradientsParams::new(), loss, scale, micro_batches: 0, named: vec![] }
     }
 }
 
@@ -93,6 +94,8 @@ pub(crate) struct Computation<'a, T: Task> {
     pub(crate) draws_random: bool,
     /// Paths of the parameters that a forward pass reads once.
     pub(crate) read_once: &'a BTreeSet<String>,
+    /// Whether rows are added to gradients in their order.
+    pub(crate) in_order: bool,
     /// The store of the parameters, if they are in one.
     pub(crate) streamed: Option<&'a Streamed>,
     pub(crate) state: RunState,
@@ -124,7 +127,8 @@ pub(crate) fn compute_in_turn<T: Task>(
     let Computation { share: Share { total, own, first_micro_batch }, device, .. } = *inputs;
     let step = inputs.state.next_step();
     let window = Window::scaled_part(own, total, inputs.loss_scale)?.used_once(ids_at(model, inputs.read_once));
-    let mut window = window.with_others(inputs.streamed.is_some());
+    let window = window.with_others(inputs.streamed.is_some());
+    let mut window = if inputs.in_order { window.in_order() } else { window };
     let mut named = vec![];
     let mut micro_batches = inputs.micro_batches.iter().enumerate();
     while let Some((index, (weight, part))) = micro_batches.next() {
@@ -132,7 +136,7 @@ pub(crate) fn compute_in_turn<T: Task>(
         let _random = seed_random_numbers(device, seed, inputs.draws_random);
         inputs.at(Boundary::CopyIn)?;
         let pass = Pass::training(model, device, inputs.plan, inputs.draws_random).streamed(inputs.streamed);
-        let loss = inputs.task.loss(&pass, part.batch());
+        let loss = window.during(model, || inputs.task.loss(&pass, part.batch()));
         named.extend(pass.into_named()?);
         inputs.at(Boundary::Forward)?;
         let fed = window.feed(model, weight, loss).map_err(|e| Error::of_accumulation(step, e))?;
@@ -145,8 +149,8 @@ pub(crate) fn compute_in_turn<T: Task>(
                 Some((_, (fed, _))) => return Err(Error::TooMuch { step, fed }),
                 None => {
                     let (loss, micro_batches) = (batch.loss.clone(), batch.micro_batches);
-                    let (gradients, loss_scale) = batch.into_scaled_gradients();
-                    return Ok(Computed { gradients, loss, loss_scale, micro_batches, named });
+                    let (gradients, scale) = batch.into_scaled_gradients();
+                    return Ok(Computed { gradients, loss, scale, micro_batches, named });
                 }
             },
         }

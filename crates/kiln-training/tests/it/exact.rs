@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use kiln_precision::{Policy, Scaling};
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Error, MemoryBudget, OptimizerConfig, Precision, StoreConfig, TrainerBuilder};
+use kiln_training::{Error, MemoryBudget, OptimizerConfig, Precision, Recompute, StoreConfig, TrainerBuilder};
 
 use crate::case::{Case, Classify, Make, gpt, resnet};
 use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, temporary, turn};
@@ -77,6 +78,101 @@ fn a_lack_of_memory_changes_no_bit() {
             run(failures).assert_same(&expected, &format!("{:?} after {failures} failures", case.task));
         }
     }
+}
+
+/// A decoder whose rows are added to gradients in their order, on batches of so many samples.
+fn decoder(optimizer: OptimizerConfig, samples: usize) -> Case {
+    let make = Make::Gpt(gpt(0.0, true));
+    Case::new(make, optimizer, samples, samples).with(|settings| Settings { micro_batch: None, ..settings })
+}
+
+#[test]
+fn cuts_and_plans_change_no_bit_of_a_decoder() {
+    let _turn = turn();
+    let scaled = |settings| Settings { scaling: Some(Scaling::Static(1024.0)), ..settings };
+    let in_bf16 = |settings| Settings { policy: Policy::new(Precision::BF16), ..settings };
+    let cases = [
+        decoder(OptimizerConfig::adamw(), 8),
+        decoder(OptimizerConfig::sgd(), 8).with(scaled),
+        decoder(OptimizerConfig::adamw(), 8).with(in_bf16),
+    ];
+    for case in cases {
+        let run = |micro_batch: Option<usize>, plan: Recompute| {
+            let builder = exact(&case).with_micro_batch(micro_batch).with_recompute(plan);
+            let builder = builder.with(|settings| settings.memory.store = Some(StoreConfig::Host));
+            let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
+            for step in 0..3 {
+                let report = trainer.step(&case.batch(step)).unwrap();
+                assert_eq!(report.micro_batches, 8_usize.div_ceil(micro_batch.unwrap_or(8)));
+            }
+            Snapshot::of(&trainer)
+        };
+        let expected = run(None, Recompute::None);
+        for micro_batch in [1, 2, 3, 7] {
+            for plan in [Recompute::None, Recompute::Every(1), Recompute::Every(2)] {
+                let context = format!("{case:?}: micro-batches of {micro_batch}, {plan:?}");
+                run(Some(micro_batch), plan).assert_same(&expected, &context);
+            }
+        }
+        for plan in [Recompute::Every(1), Recompute::Offload, Recompute::Stream] {
+            run(None, plan.clone()).assert_same(&expected, &format!("{case:?}: {plan:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_budget_cuts_a_decoder_and_changes_no_bit() {
+    let _turn = turn();
+    let case = decoder(OptimizerConfig::adamw(), 64);
+    let mut free = Watched::build_on(exact(&case), &device(), &case.batch(0));
+    let peak = free.plan().unwrap().peak_bytes;
+    let mut ways = std::collections::BTreeSet::new();
+    for step in 0..3 {
+        let _ = free.step(&case.batch(step)).unwrap();
+    }
+    let expected = Snapshot::of(&free);
+    for percent in [95, 90, 80, 70, 60, 50, 40] {
+        let folder = temporary();
+        let store = StoreConfig::Directory(folder.path().join("store"));
+        let builder = exact(&case).with_memory(MemoryBudget::Bytes(peak * percent / 100));
+        let builder = builder.with(|settings| settings.memory.store = Some(store));
+        let mut trainer = match builder.build(&device(), &case.batch(0)) {
+            Ok(trainer) => trainer,
+            Err(Error::NothingFits { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let plan = trainer.plan().unwrap();
+        assert!(!plan.checkpoints.streams() || plan.micro_batch == 64, "{plan}");
+        ways.insert((plan.micro_batch, plan.checkpoints.streams()));
+        for step in 0..3 {
+            let _ = trainer.step(&case.batch(step)).unwrap();
+        }
+        Snapshot::of(&trainer).assert_same(&expected, &format!("{percent} %"));
+    }
+    eprintln!("{ways:?}");
+    assert!(ways.iter().any(|(size, _)| *size < 64) && ways.contains(&(64, true)), "{ways:?}");
+}
+
+#[test]
+fn a_decoder_that_is_cut_for_lack_of_memory_has_the_same_bits() {
+    let _turn = turn();
+    let case = decoder(OptimizerConfig::adamw(), 8);
+    let run = |failures: u64| {
+        let mut trainer = Watched::build_on(exact(&case), &device(), &case.batch(0));
+        inject(&mut trainer, Injector::calls(1..=failures));
+        let report = trainer.step(&case.batch(0)).unwrap();
+        assert_eq!(report.failures as u64, failures);
+        (Snapshot::of(&trainer), report.micro_batches)
+    };
+    let (expected, whole) = run(0);
+    assert_eq!(whole, 1);
+    let mut cuts = vec![];
+    for failures in [1, 2, 3] {
+        let (snapshot, micro_batches) = run(failures);
+        snapshot.assert_same(&expected, &format!("after {failures} failures"));
+        cuts.push(micro_batches);
+    }
+    assert!(cuts.iter().any(|count| *count > 1), "{cuts:?}");
 }
 
 #[test]

@@ -1,0 +1,189 @@
+//! Gradients of parameters that are added row by row have the same bits however a batch is cut.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_layers::{
+    Activation, LinearCrossEntropy, Mask, activation_linear, add_positions, embedding, layer_norm, linear, norm_linear,
+    norm_self_attention,
+};
+use kiln_operations::{RunningSums, SumError, read_parameter};
+use proptest::prelude::*;
+
+use crate::compare::config;
+
+/// Every layer whose sums are in the order of the rows.
+#[derive(Module, Debug)]
+struct Net {
+    words: Embedding,
+    positions: Embedding,
+    norm: LayerNorm,
+    qkv: Linear,
+    out: Linear,
+    rms: RmsNorm,
+    up: Linear,
+    down: Linear,
+    last: LayerNorm,
+}
+
+impl Net {
+    fn new([vocabulary, context, heads, depth]: [usize; 4], device: &Device) -> Self {
+        let width = heads * depth;
+        let layer = |inputs, outputs, bias| LinearConfig::new(inputs, outputs).with_bias(bias).init(device);
+        Self {
+            words: EmbeddingConfig::new(vocabulary, width).init(device),
+            positions: EmbeddingConfig::new(context, width).init(device),
+            norm: LayerNormConfig::new(width).init(device),
+            qkv: layer(width, 3 * width, true),
+            out: layer(width, width, false),
+            rms: RmsNormConfig::new(width).init(device),
+            up: layer(width, 2 * width + 1, true),
+            down: layer(2 * width + 1, width, true),
+            last: LayerNormConfig::new(width).init(device),
+        }
+    }
+
+    /// The mean loss of the next token. Linear layers compute in `dtype`, with parameters that are read in it.
+    fn loss(&self, ids: Tensor<2, Int>, heads: usize, dtype: DType) -> Tensor<1> {
+        let [samples, time] = ids.dims();
+        let cast = |layer: &Linear| Cast { layer: layer.clone(), dtype };
+        let words = embedding(&self.words, ids.clone()).unwrap();
+        let x = add_positions(&self.positions, 1, words).unwrap().cast(dtype);
+        let attended = cast(&self.qkv).with(|qkv| norm_self_attention(&self.norm, qkv, x.clone(), heads, Mask::Causal));
+        let x = x + cast(&self.out).with(|out| linear(out, attended.unwrap())).unwrap();
+        let hidden = cast(&self.up).with(|up| norm_linear(&self.rms, up, x.clone())).unwrap();
+        let x = x + cast(&self.down).with(|down| activation_linear(Activation::Gelu, down, hidden)).unwrap();
+        let rows = layer_norm(&self.last, x).unwrap().reshape([samples * time, self.last.gamma.dims()[0]]);
+        let weight = read_parameter(self.words.weight.val(), dtype);
+        LinearCrossEntropy::new().forward_by_class(rows, weight, ids.reshape([samples * time])).unwrap()
+    }
+}
+
+/// A linear layer whose parameters are read in a dtype.
+struct Cast {
+    layer: Linear,
+    dtype: DType,
+}
+
+impl Cast {
+    fn with<R>(self, f: impl FnOnce(&Linear) -> R) -> R {
+        let Self { layer: Linear { weight, bias }, dtype } = self;
+        let bias = bias.map(|bias| Param::initialized(ParamId::new(), read_parameter(bias.val(), dtype)));
+        let weight = Param::initialized(ParamId::new(), read_parameter(weight.val(), dtype));
+        f(&Linear { weight, bias })
+    }
+}
+
+struct Bits<'a>(&'a GradientsParams, Vec<(String, Vec<u32>)>, Vec<String>);
+
+impl ModuleVisitor for Bits<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.2.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.2.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let gradient = self.0.get::<D>(param.id).expect("every parameter has a gradient");
+        let values = gradient.into_data().try_into_vec::<f32>().unwrap();
+        self.1.push((self.2.join("."), values.into_iter().map(f32::to_bits).collect()));
+    }
+}
+
+fn ids(samples: usize, time: usize, vocabulary: usize, device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i64> = (0..samples * time).map(|i| ((i * i * 31 + i * 7) % vocabulary) as i64).collect();
+    Tensor::from_data(TensorData::new(ids, [samples, time]), device)
+}
+
+/// The gradients of a batch in micro-batches of these sizes, whose losses count `factor` times their tokens.
+fn gradients(
+    net: &Net,
+    ids: &Tensor<2, Int>,
+    (cuts, heads, dtype): (&[usize], usize, DType),
+    factor: impl Fn(usize) -> f32,
+) -> Result<Vec<(String, Vec<u32>)>, SumError> {
+    let (mut sums, mut first, time) = (RunningSums::default(), 0, ids.dims()[1]);
+    for (index, size) in cuts.iter().enumerate() {
+        let part = ids.clone().narrow(0, first, *size);
+        sums.during(net, || {
+            let loss = net.loss(part, heads, dtype) * (factor(index) * (size * time) as f32);
+            let apart = GradientsParams::from_grads(loss.backward(), net);
+            assert!(apart.is_empty(), "all gradients are in the sums");
+        });
+        first += size;
+    }
+    let gradients = sums.finish(net)?;
+    let mut bits = Bits(&gradients, vec![], vec![]);
+    net.visit(&mut bits);
+    Ok(bits.1)
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn a_batch_has_the_same_bits_however_it_is_cut(
+        samples in 2_usize..9,
+        at in prop::collection::vec(1_usize..8, 1..3),
+        time in prop::sample::select(vec![1_usize, 3, 16, 65]),
+        heads in 1_usize..4,
+        depth in prop::sample::select(vec![2_usize, 8, 22]),
+        vocabulary in prop::sample::select(vec![5_usize, 300, 2100]),
+        dtype in prop::sample::select(vec![DType::F32, DType::BF16, DType::F16]),
+    ) {
+        let device = Device::flex().autodiff();
+        let net = Net::new([vocabulary, time + 1, heads, depth], &device);
+        let ids = ids(samples, time, vocabulary, &device);
+        let mut cuts: Vec<usize> = at.into_iter().map(|at| 1 + at % (samples - 1)).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        let sizes: Vec<usize> = [0].iter().chain(&cuts).zip(cuts.iter().chain([&samples])).map(|(a, b)| b - a).collect();
+        let whole = gradients(&net, &ids, (&[samples], heads, dtype), |_| 1.0).unwrap();
+        let parts = gradients(&net, &ids, (&sizes, heads, dtype), |_| 1.0).unwrap();
+        for ((name, whole), (_, parts)) in whole.iter().zip(&parts) {
+            let differs = whole.iter().zip(parts).filter(|(whole, part)| whole != part).count();
+            prop_assert_eq!(differs, 0, "{} of {} values of {} in {:?}", differs, whole.len(), name, sizes);
+        }
+    }
+}
+
+#[test]
+fn sums_are_those_that_burn_adds_up() {
+    let device = Device::flex().autodiff();
+    let net = Net::new([300, 17, 2, 8], &device);
+    let ids = ids(4, 16, 300, &device);
+    let found = gradients(&net, &ids, (&[4], 2, DType::F32), |_| 1.0).unwrap();
+    let loss = net.loss(ids, 2, DType::F32) * 64.0;
+    let plain = GradientsParams::from_grads(loss.backward(), &net);
+    let mut expected = Bits(&plain, vec![], vec![]);
+    net.visit(&mut expected);
+    for ((name, found), (_, expected)) in found.into_iter().zip(expected.1) {
+        let [found, expected] = [found, expected].map(|bits| bits.into_iter().map(f32::from_bits).collect::<Vec<_>>());
+        let norm = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        let difference: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
+        assert!(
+            norm(&difference) <= 2e-6 * norm(&expected).max(1e-6),
+            "{name}: {} of {}",
+            norm(&difference),
+            norm(&expected)
+        );
+    }
+}
+
+#[test]
+fn a_loss_that_is_no_mean_over_its_weight_is_refused() {
+    let device = Device::flex().autodiff();
+    let net = Net::new([20, 4, 1, 4], &device);
+    let ids = ids(3, 3, 20, &device);
+    let refused = gradients(&net, &ids, (&[2, 1], 1, DType::F32), |index| index as f32 + 1.0).unwrap_err();
+    assert_eq!(refused, SumError::Factors(1.0, 2.0));
+    assert!(gradients(&net, &ids, (&[2, 1], 1, DType::F32), |_| 0.5).is_ok());
+
+    let mut sums = RunningSums::default();
+    sums.during(&net, || drop(net.loss(ids.clone(), 1, DType::F32)));
+    let refused = sums.finish(&net).map(|_| ()).unwrap_err();
+    assert_eq!(refused, SumError::Dropped { operation: "linear cross-entropy" });
+}
