@@ -122,8 +122,9 @@ fn cuts_and_plans_change_no_bit_of_a_decoder() {
 
 #[test]
 fn a_budget_cuts_a_decoder_and_changes_no_bit() {
+    const SAMPLES: usize = 256;
     let _turn = turn();
-    let case = decoder(OptimizerConfig::adamw(), 64);
+    let case = decoder(OptimizerConfig::adamw(), SAMPLES);
     let mut free = Watched::build_on(exact(&case), &device(), &case.batch(0));
     let peak = free.plan().unwrap().peak_bytes;
     let mut ways = std::collections::BTreeSet::new();
@@ -131,7 +132,7 @@ fn a_budget_cuts_a_decoder_and_changes_no_bit() {
         let _ = free.step(&case.batch(step)).unwrap();
     }
     let expected = Snapshot::of(&free);
-    for percent in [95, 90, 80, 70, 60, 50, 40] {
+    for percent in [90, 70, 50, 30, 20] {
         let folder = temporary();
         let store = StoreConfig::Directory(folder.path().join("store"));
         let builder = exact(&case).with_memory(MemoryBudget::Bytes(peak * percent / 100));
@@ -142,7 +143,7 @@ fn a_budget_cuts_a_decoder_and_changes_no_bit() {
             Err(error) => panic!("{error}"),
         };
         let plan = trainer.plan().unwrap();
-        assert!(!plan.checkpoints.streams() || plan.micro_batch == 64, "{plan}");
+        assert!(!plan.checkpoints.streams() || plan.micro_batch == SAMPLES, "{plan}");
         ways.insert((plan.micro_batch, plan.checkpoints.streams()));
         for step in 0..3 {
             let _ = trainer.step(&case.batch(step)).unwrap();
@@ -150,7 +151,7 @@ fn a_budget_cuts_a_decoder_and_changes_no_bit() {
         Snapshot::of(&trainer).assert_same(&expected, &format!("{percent} %"));
     }
     eprintln!("{ways:?}");
-    assert!(ways.iter().any(|(size, _)| *size < 64) && ways.contains(&(64, true)), "{ways:?}");
+    assert!(ways.iter().any(|(size, _)| *size < SAMPLES) && ways.contains(&(SAMPLES, true)), "{ways:?}");
 }
 
 #[test]
