@@ -132,7 +132,7 @@ fn a_budget_cuts_a_decoder_and_changes_no_bit() {
         let _ = free.step(&case.batch(step)).unwrap();
     }
     let expected = Snapshot::of(&free);
-    for percent in [90, 70, 50, 30, 20] {
+    for percent in [90, 70, 50, 30, 20, 15, 10] {
         let folder = temporary();
         let store = StoreConfig::Directory(folder.path().join("store"));
         let builder = exact(&case).with_memory(MemoryBudget::Bytes(peak * percent / 100));
@@ -151,7 +151,7 @@ fn a_budget_cuts_a_decoder_and_changes_no_bit() {
         Snapshot::of(&trainer).assert_same(&expected, &format!("{percent} %"));
     }
     eprintln!("{ways:?}");
-    assert!(ways.iter().any(|(size, _)| *size < SAMPLES) && ways.contains(&(SAMPLES, true)), "{ways:?}");
+    assert!(ways.iter().filter(|(size, _)| *size < SAMPLES).count() > 2, "{ways:?}");
 }
 
 #[test]
