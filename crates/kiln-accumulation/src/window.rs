@@ -50,7 +50,7 @@ pub struct Window<S = Unscaled> {
     loss: Option<Tensor<1>>,
     sum: Accumulator,
     /// The sums that rows are added to in their order, if they are.
-    in_order: Option<RunningSums>,
+    in_order: Option<Box<RunningSums>>,
     used_once: HashSet<ParamId>,
     has_others: bool,
     state: PhantomData<S>,
@@ -132,7 +132,7 @@ impl Window<Scaled> {
     /// batch then have the same bits however it is cut into micro-batches. The forward pass of a micro-batch must run
     /// [`during`](Self::during) this. Gradients carry another scale, which is a number of its own for each weight of a batch.
     pub fn in_order(mut self) -> Self {
-        self.in_order = Some(RunningSums::default());
+        self.in_order = Some(Box::default());
         self
     }
 }

@@ -91,11 +91,14 @@ fn hand_out<B: KernelBackend>(
     }
 }
 
+/// The sum of each input.
+type Sums<B> = Vec<Onto<FloatTensor<B>>>;
+
 /// The places of the running sums of these inputs, and the sums that exist.
 fn sums_of<B: KernelBackend, O: Operation>(
     nodes: &[Option<NodeId>],
     inputs: &[usize],
-) -> (Vec<(usize, Taken)>, Vec<Onto<FloatTensor<B>>>) {
+) -> (Vec<(usize, Taken)>, Sums<B>) {
     let (mut taken, mut sums) = (vec![], vec![Onto::Apart; nodes.len()]);
     for &input in inputs {
         if let Some(node) = nodes.get(input).copied().flatten()

@@ -30,7 +30,7 @@ pub(super) enum Sums {
     /// One row after the other, from 0.
     InOrder,
     /// One row after the other, from these sums, into their memory.
-    Onto([FlexTensor; 2]),
+    Onto(Box<[FlexTensor; 2]>),
 }
 
 /// The chunks of `count` rows. All rows are one chunk if nothing is converted or computed again.
@@ -101,7 +101,10 @@ pub(super) fn weight_gradient(
         _ => (By::Rows, DType::F32),
     };
     let (mut dweight, mut dbias) = match sums {
-        Sums::Onto([weight, bias]) => (Weight::of_sum(weight), to_f32(&bias)),
+        Sums::Onto(sums) => {
+            let [weight, bias] = *sums;
+            (Weight::of_sum(weight), to_f32(&bias))
+        }
         _ => (Weight::new(weight).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
     };
     let outputs = dweight.outputs();

@@ -110,7 +110,7 @@ impl Kernel for Layer {
         let sums = |order| match order {
             Order::Any => Sums::InAnyOrder,
             Order::Rows => Sums::InOrder,
-            Order::Onto => Sums::Onto(all(sums)),
+            Order::Onto => Sums::Onto(Box::new(all(sums))),
         };
         match *self {
             Self::Forward(prologue) => {

@@ -9,7 +9,7 @@
 use rayon::prelude::*;
 
 use super::gemm::Threads;
-use crate::product::{CHAIN_COLUMNS, CHAIN_LINES, CHAIN_ROWS};
+use crate::product::{CHAIN_COLUMNS, CHAIN_ROWS, chain_lines};
 use crate::simd;
 
 /// Adds to `out`, of `lines` times as many columns as a row of `right` has, the products of the columns of `left` and `right`: value by
@@ -32,8 +32,13 @@ pub fn add_in_order(
         "operands of a sum over rows"
     );
     let tile = Tile::of_processor();
+    let at_once = match threads {
+        Threads::One => 1,
+        Threads::All => rayon::current_num_threads(),
+    };
+    let of_task = chain_lines(lines, tile.lines(), at_once);
     let block = |buffers: &mut [Vec<f32>; 2], (index, out): (usize, &mut [f32])| {
-        let (first, count) = (index * CHAIN_LINES, out.len() / columns);
+        let (first, count) = (index * of_task, out.len() / columns);
         let [packed_left, packed_right] = buffers;
         for row in (0..rows).step_by(CHAIN_ROWS) {
             let depth = CHAIN_ROWS.min(rows - row);
@@ -50,14 +55,12 @@ pub fn add_in_order(
         }
     };
     match threads {
-        Threads::One => {
-            out.chunks_mut(CHAIN_LINES * columns).enumerate().fold(Default::default(), |mut buffers, task| {
-                block(&mut buffers, task);
-                buffers
-            })
-        }
+        Threads::One => out.chunks_mut(of_task * columns).enumerate().fold(Default::default(), |mut buffers, task| {
+            block(&mut buffers, task);
+            buffers
+        }),
         Threads::All => {
-            out.par_chunks_mut(CHAIN_LINES * columns).enumerate().for_each_init(Default::default, block);
+            out.par_chunks_mut(of_task * columns).enumerate().for_each_init(Default::default, block);
             Default::default()
         }
     };

@@ -154,7 +154,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let keeps_bits = planner.as_ref().is_some_and(Planner::keeps_bits);
         // Micro-batches in a store round, and those that mix samples change numbers.
         let streams = plan.as_ref().is_some_and(|plan| plan.checkpoints.streams());
-        let fixed = self.memory.exact && !(keeps_bits && !streams);
+        let fixed = self.memory.exact && (streams || !keeps_bits);
         let recovery = self.recovery(&site, micro_batch, plans.len(), fixed)?;
         let mut trainer = Trainer {
             task: self.task,
