@@ -27,6 +27,20 @@ impl WeightedLoss {
     /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for weights that do not fit, [`Error::NotAScalar`] for a loss of several
     /// elements, [`Error::NoGradients`] for a loss without a graph.
     pub fn new(loss: Tensor<1>, weight: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
+        Self::with_factor(loss, weight, total, |share| share * scale)
+    }
+
+    /// The part for [running sums](kiln_operations::RunningSums), whose [factor](factor_of_row) is that of the rows.
+    pub(crate) fn of_rows(loss: Tensor<1>, weight: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
+        Self::with_factor(loss, weight, total, |_| weight.count() as f64 * factor_of_row(total, scale))
+    }
+
+    fn with_factor(
+        loss: Tensor<1>,
+        weight: Weight,
+        total: Weight,
+        factor: impl FnOnce(f64) -> f64,
+    ) -> Result<Self, Error> {
         if weight.count() == 0 {
             return Err(Error::Zero { what: "weight" });
         }
@@ -38,8 +52,8 @@ impl WeightedLoss {
             return Err(Error::NoGradients);
         }
         let mean = loss.clone().inner().cast(DType::F32) * share;
-        // The loss is cast first: share * scale may exceed the range of f16.
-        Ok(Self { mean, scaled: loss.cast(DType::F32) * (share * scale) })
+        // The loss is cast first: the factor may exceed the range of f16.
+        Ok(Self { mean, scaled: loss.cast(DType::F32) * factor(share) })
     }
 }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use kiln_operations::RunningSums;
 
 use crate::error::Error;
@@ -209,10 +209,8 @@ impl<S> Window<S> {
     pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed<S>, Error> {
         let total = self.total;
         share(weight, self.missing(), total)?;
-        let WeightedLoss { mean, mut scaled } = WeightedLoss::new(loss.clone(), weight, total, self.scale)?;
-        if self.in_order.is_some() {
-            scaled = loss.cast(DType::F32) * (weight.count() as f64 * factor_of_row(total, self.scale));
-        }
+        let part = if self.in_order.is_some() { WeightedLoss::of_rows } else { WeightedLoss::new };
+        let WeightedLoss { mean, scaled } = part(loss, weight, total, self.scale)?;
         let scaled = self.sum.accumulate_into(scaled, model, |id| self.used_once.contains(&id));
         let gradients = match &mut self.in_order {
             Some(sums) => sums.go_on(|| scaled.backward()),

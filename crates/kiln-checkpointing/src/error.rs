@@ -75,6 +75,9 @@ pub enum Error {
         /// The message of the system, or what is wrong.
         reason: String,
     },
+    /// A sum of gradients in a store cannot be had.
+    #[error(transparent)]
+    Sums(#[from] kiln_operations::SumError),
     /// A store that is empty, or has other parameters or the state of another optimizer.
     #[error("the store does not fit: {reason}")]
     StoreMismatch {

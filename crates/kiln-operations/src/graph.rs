@@ -15,7 +15,7 @@ use burn::tensor::Shape;
 
 use crate::operation::{Computed, InOrder, KernelBackend, LightOperation, Onto, Operation};
 use crate::running_sums::{Place, Taken, adds_in_order, put, reads, settle, take};
-use crate::sinks::offered;
+use crate::sinks::{offered, taken_sum};
 
 /// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
 const INPUTS: usize = 12;
@@ -102,13 +102,22 @@ fn sums_of<B: KernelBackend, O: Operation>(
     let (mut taken, mut sums) = (vec![], vec![Onto::Apart; nodes.len()]);
     for &input in inputs {
         if let Some(node) = nodes.get(input).copied().flatten()
-            && let Some((place, sum)) = take::<B>(node, O::NAME)
+            && let Some((place, sum)) = place_of::<B>(node, O::NAME)
         {
             taken.push((input, place));
             sums[input] = sum.map_or(Onto::Begin, Onto::Sum);
         }
     }
     (taken, sums)
+}
+
+/// The place of the running sum of a node, and the sum if there is one. Sinks have those of their leaves.
+fn place_of<B: KernelBackend>(node: NodeId, operation: &'static str) -> Option<(Taken, Option<FloatTensor<B>>)> {
+    match take::<B>(node, operation) {
+        Some((taken @ Taken { place: Place::Leaf(leaf), .. }, _)) => Some((taken, taken_sum::<B>(leaf).flatten())),
+        None => taken_sum::<B>(node).map(|sum| (Taken { place: Place::Leaf(node), read: None }, sum)),
+        taken => taken,
+    }
 }
 
 /// Computes the outputs and adds the operation to the graph. `nodes` are those of the inputs that need a gradient.

@@ -35,4 +35,20 @@ pub trait RowParts: Debug + Send + Sync + 'static {
 
     /// Adds the gradient of a part, in f32. The parts are added in their order, and after the last one the use has ended.
     fn add_gradient(&self, part: usize, gradient: TensorData);
+
+    /// The sum of the gradients of a part in the micro-batches before, in f32, for an operation that adds rows to it in their order. It has this
+    /// sum for itself, and puts it [back](Self::put_sum). `None` in the first micro-batch, and always for a matrix that adds up the gradients
+    /// of micro-batches instead.
+    fn take_sum(&self, part: usize) -> Option<TensorData> {
+        let _ = part;
+        None
+    }
+
+    /// Puts a sum back, in place of [adding a gradient](Self::add_gradient). The gradient of this operation is the sum times `factor`, which is
+    /// the same for all parts and micro-batches.
+    fn put_sum(&self, part: usize, sum: TensorData, factor: f32) {
+        let shape = sum.shape().clone();
+        let gradient = sum.iter::<f32>().map(|value| value * factor).collect();
+        self.add_gradient(part, TensorData::new::<f32, _>(gradient, shape));
+    }
 }

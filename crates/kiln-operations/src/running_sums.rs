@@ -155,9 +155,9 @@ impl RunningSums {
         self.sums.is_empty()
     }
 
-    /// Whether there is a sum of a parameter.
-    pub fn has(&self, parameter: ParamId) -> bool {
-        self.sums.contains_key(&parameter)
+    /// The number of uses of a parameter that have a sum.
+    pub fn uses_of(&self, parameter: ParamId) -> usize {
+        self.sums.get(&parameter).map_or(0, Vec::len)
     }
 
     /// The gradients of the parameters of `model` that have a sum. The sums of several uses are added in the order of the first pass.

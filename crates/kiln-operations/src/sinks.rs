@@ -9,8 +9,15 @@ use burn::backend::Backend;
 use burn::backend::autodiff::NodeId;
 use burn::backend::tensor::FloatTensor;
 
-/// Takes each gradient that an operation of this crate makes of a leaf.
-type Sink<B> = Box<dyn FnMut(FloatTensor<B>)>;
+/// Where the gradients of a leaf go.
+struct Sink<B: Backend> {
+    /// Takes each gradient that an operation of this crate makes.
+    add: Box<dyn FnMut(FloatTensor<B>)>,
+    /// Hands out the sum that rows are added to in their order.
+    sum: Option<TakeSum<B>>,
+}
+
+type TakeSum<B> = Box<dyn FnMut() -> Option<FloatTensor<B>>>;
 
 thread_local! {
     /// Sinks of the backward pass that runs on this thread. Each is a [`Sink`] of its backend.
@@ -38,7 +45,18 @@ impl<B: Backend> fmt::Debug for Sinks<B> {
 impl<B: Backend> Sinks<B> {
     /// Gives a leaf a sink.
     pub fn insert(&mut self, leaf: NodeId, sink: impl FnMut(FloatTensor<B>) + 'static) {
-        self.0.insert(leaf, Box::new(sink));
+        self.0.insert(leaf, Sink { add: Box::new(sink), sum: None });
+    }
+
+    /// Gives a leaf a sink that has the sum of the gradients before. While [running sums](crate::RunningSums) are open, the operation that uses
+    /// the leaf takes this sum out with `sum`, adds rows to it in their order, and hands it to `sink`.
+    pub fn insert_with_sum(
+        &mut self,
+        leaf: NodeId,
+        sum: impl FnMut() -> Option<FloatTensor<B>> + 'static,
+        sink: impl FnMut(FloatTensor<B>) + 'static,
+    ) {
+        self.0.insert(leaf, Sink { add: Box::new(sink), sum: Some(Box::new(sum)) });
     }
 
     /// Runs a backward pass with these sinks. Another backward pass within it has its own.
@@ -57,10 +75,21 @@ impl<B: Backend> Sinks<B> {
 
 /// Hands a gradient to the sink of its leaf. Returns it if there is none.
 pub(crate) fn offered<B: Backend>(leaf: NodeId, gradient: FloatTensor<B>) -> Option<FloatTensor<B>> {
+    let mut gradient = Some(gradient);
+    with_sink::<B, _>(leaf, |sink| gradient.take().map(&mut sink.add));
+    gradient
+}
+
+/// Takes the sum of a leaf out of its sink. `None` for a leaf whose sink has no sums, or without a sink.
+pub(crate) fn taken_sum<B: Backend>(leaf: NodeId) -> Option<Option<FloatTensor<B>>> {
+    with_sink::<B, _>(leaf, |sink| sink.sum.as_mut().map(|take| take())).flatten()
+}
+
+/// Calls `act` with the sink of a leaf, if it has one.
+fn with_sink<B: Backend, R>(leaf: NodeId, act: impl FnOnce(&mut Sink<B>) -> R) -> Option<R> {
     // A sink may run operations, and a backward pass of its own.
-    let mut sink = SINKS.with_borrow_mut(|sinks| sinks.remove(&leaf));
-    let Some(take) = sink.as_mut().and_then(|sink| sink.downcast_mut::<Sink<B>>()) else { return Some(gradient) };
-    take(gradient);
-    SINKS.with_borrow_mut(|sinks| sinks.extend(sink.map(|sink| (leaf, sink))));
-    None
+    let mut sink = SINKS.with_borrow_mut(|sinks| sinks.remove(&leaf))?;
+    let result = sink.downcast_mut::<Sink<B>>().map(act);
+    SINKS.with_borrow_mut(|sinks| sinks.insert(leaf, sink));
+    result
 }

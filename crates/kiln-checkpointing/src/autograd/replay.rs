@@ -175,12 +175,21 @@ where
         }
         if let Ok(leaf) = param.val().try_into_primitive::<Autodiff<B, C>>() {
             let (store, id, failure) = (self.store.clone(), param.id, self.failure.clone());
-            self.sinks.insert(leaf.id(), move |gradient| {
+            let add = move |gradient| {
                 if failure.borrow().is_none() {
                     let added = store.add_to_sum(id, Tensor::<D>::from_primitive::<B>(gradient));
                     *failure.borrow_mut() = added.err();
                 }
-            });
+            };
+            let (store, failure, device) = (self.store.clone(), self.failure.clone(), param.device().inner());
+            let take = move || match store.take_sum::<D>(id, &device) {
+                Ok(sum) => sum.and_then(|sum| sum.try_into_primitive::<B>().ok()),
+                Err(error) => {
+                    failure.borrow_mut().get_or_insert(error);
+                    None
+                }
+            };
+            self.sinks.insert_with_sum(leaf.id(), take, add);
         }
     }
 }

@@ -30,7 +30,7 @@ impl Streamed {
         device: &Device,
     ) -> Result<Tensor<D>, Error> {
         let (entry, content) = (&self.layout().entries[number], Content::Gradient);
-        let bytes = read_parts(number, entry, content, part, |blob, bytes| self.read_into(blob, bytes))?;
+        let bytes = read_parts(number, entry, content, part, |blob, bytes| self.read_sum(blob, bytes))?;
         let shape = part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
         tensor(Blob::new(number, content, part.unwrap_or(0)), bytes, (&shape, entry.dtype_of(content)), device)
     }
@@ -51,6 +51,32 @@ impl Streamed {
         Ok(())
     }
 
+    /// Takes the sum of a parameter's gradients out, for an operation that adds rows to it in their order and then
+    /// [adds it](Self::add_to_sum) again.
+    pub(crate) fn take_sum<const D: usize>(&self, id: ParamId, device: &Device) -> Result<Option<Tensor<D>>, Error> {
+        let sum = self.gradient(id, device)?;
+        if let Some(number) = self.layout().numbers.get(&id) {
+            self.lock().summed.remove(number);
+        }
+        Ok(sum)
+    }
+
+    /// Appends a sum of gradients to `bytes`. Where operations have sums of their own, it is the sum of those, each times its factor.
+    pub(super) fn read_sum(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+        let start = bytes.len();
+        let is_there = self.read_into(blob, bytes)?;
+        let factor = |content| self.lock().factors.get(&(blob.parameter, content)).copied();
+        let sum = &mut bytes[start..];
+        multiply(sum, factor(Content::Gradient).unwrap_or(1.0));
+        if let Some(factor) = factor(Content::Partial) {
+            let other = Blob { content: Content::Partial, ..blob };
+            let mut of_other = self.read(other)?.ok_or_else(|| missing(other))?;
+            multiply(&mut of_other, factor);
+            add(sum, &of_other);
+        }
+        Ok(is_there)
+    }
+
     /// Adds what a blob has to values of f32 in the memory order of the machine.
     pub(super) fn add_stored(&self, blob: Blob, values: &mut [u8]) -> Result<(), Error> {
         let stored = self.read(blob)?.ok_or_else(|| missing(blob))?;
@@ -58,9 +84,7 @@ impl Streamed {
             let reason = format!("it has {} bytes, expected {}", stored.len(), values.len());
             return Err(Error::Store { path: blob.to_string(), reason });
         }
-        for (value, stored) in values.as_chunks_mut().0.iter_mut().zip(stored.as_chunks().0) {
-            *value = (f32::from_ne_bytes(*stored) + f32::from_ne_bytes(*value)).to_ne_bytes();
-        }
+        add(values, &stored);
         Ok(())
     }
 
@@ -80,5 +104,20 @@ impl Streamed {
         let mut add = Add(self, gradients, Ok(()));
         module.visit(&mut add);
         add.2
+    }
+}
+
+/// Adds values of f32 in the memory order of the machine to others.
+fn add(values: &mut [u8], others: &[u8]) {
+    for (value, other) in values.as_chunks_mut().0.iter_mut().zip(others.as_chunks().0) {
+        *value = (f32::from_ne_bytes(*other) + f32::from_ne_bytes(*value)).to_ne_bytes();
+    }
+}
+
+/// Multiplies values of f32 in the memory order of the machine.
+fn multiply(values: &mut [u8], factor: f32) {
+    if factor != 1.0 {
+        let values = values.as_chunks_mut().0.iter_mut();
+        values.for_each(|value| *value = (f32::from_ne_bytes(*value) * factor).to_ne_bytes());
     }
 }

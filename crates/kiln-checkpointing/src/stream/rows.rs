@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_operations::RowParts;
+use kiln_operations::{RowParts, SumError};
 
 use super::layout::Entry;
 use super::store::{Blob, Content};
@@ -14,6 +14,9 @@ use crate::Error;
 
 /// A parameter whose value is in a store alone, in the parts that it is updated in. Operations read it in f32. The gradients of one in bf16
 /// are in bf16, as those of a parameter in memory, and summed in f32.
+///
+/// Where rows are added in their order, the two operations that may use it have a sum each: the one whose backward pass is first has
+/// [`Content::Partial`].
 struct Rows {
     streamed: Streamed,
     number: usize,
@@ -90,6 +93,47 @@ impl Rows {
     }
 }
 
+impl Rows {
+    /// Where the sum of the operation is whose backward pass runs.
+    fn own_sum(&self) -> Result<Content, Error> {
+        let uses = self.streamed.lock().uses.get(&self.number).copied().unwrap_or_default();
+        match uses.first_and_last() {
+            (_, true) => Ok(Content::Gradient),
+            (true, false) => Ok(Content::Partial),
+            (false, false) => Err(Error::Store {
+                path: self.entry().path.clone(),
+                reason: "three operations use it, expected at most two where rows are added in their order".into(),
+            }),
+        }
+    }
+
+    fn take(&self, part: usize) -> Result<Option<TensorData>, Error> {
+        let content = self.own_sum()?;
+        if !self.streamed.lock().factors.contains_key(&(self.number, content)) {
+            return Ok(None);
+        }
+        let (blob, shape) = (self.blob(content, part), self.entry().shape_of(part));
+        let bytes = self.streamed.read(blob)?.ok_or_else(|| super::bytes::missing(blob))?;
+        super::bytes::data(blob, bytes, (&shape, DType::F32)).map(Some)
+    }
+
+    fn put(&self, part: usize, sum: TensorData, factor: f32) -> Result<(), Error> {
+        let content = self.own_sum()?;
+        self.streamed.put(self.blob(content, part), &sum.into_bytes())?;
+        if part + 1 == self.entry().parts() {
+            self.end_use();
+            let before = self.streamed.lock().factors.insert((self.number, content), factor);
+            if content == Content::Gradient {
+                self.streamed.note_sum(self.number);
+            }
+            if let Some(before) = before.filter(|before| *before != factor) {
+                return Err(SumError::Factors(before, factor).into());
+            }
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Debug for Rows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} in a store", self.entry().path)
@@ -124,6 +168,19 @@ impl RowParts for Rows {
 
     fn add_gradient(&self, part: usize, gradient: TensorData) {
         if let Err(error) = self.add(part, gradient) {
+            self.streamed.note_failure(&error);
+        }
+    }
+
+    fn take_sum(&self, part: usize) -> Option<TensorData> {
+        self.take(part).unwrap_or_else(|error| {
+            self.streamed.note_failure(&error);
+            None
+        })
+    }
+
+    fn put_sum(&self, part: usize, sum: TensorData, factor: f32) {
+        if let Err(error) = self.put(part, sum, factor) {
             self.streamed.note_failure(&error);
         }
     }

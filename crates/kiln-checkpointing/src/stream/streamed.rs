@@ -78,9 +78,11 @@ fn blobs(number: usize, entry: &Entry, content: Content) -> impl Iterator<Item =
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Parameters whose gradients have a sum.
-    summed: BTreeSet<usize>,
+    pub(super) summed: BTreeSet<usize>,
     /// Blobs that the update has written.
     written: BTreeSet<Blob>,
+    /// What the sums of the operations that use parameters by rows are to be multiplied by, where rows are added in their order.
+    pub(super) factors: BTreeMap<(usize, Content), f32>,
     note: String,
     /// Parameters whose state an optimizer of this process has read or written.
     read: BTreeSet<usize>,
@@ -92,6 +94,14 @@ pub(super) struct State {
     pub(super) uses: BTreeMap<usize, Uses>,
     /// The first error in a segment since the last step began.
     failure: Option<Error>,
+}
+
+impl State {
+    fn forget_gradients(&mut self) {
+        self.summed.clear();
+        self.factors.clear();
+        self.uses.clear();
+    }
 }
 
 /// The note of a store.
@@ -211,8 +221,7 @@ impl Streamed {
         let written: Vec<Blob> = state.written.iter().copied().collect();
         self.0.store.commit(&written, &text)?;
         state.note = note.to_owned();
-        state.uses.clear();
-        state.summed.clear();
+        state.forget_gradients();
         state.written.clear();
         Ok(())
     }
@@ -220,9 +229,8 @@ impl Streamed {
     /// Drops the sums of gradients, and an update that was not committed: before a step is repeated that has failed in its backward pass.
     pub fn discard(&self) {
         let mut state = self.lock();
-        state.summed.clear();
+        state.forget_gradients();
         state.written.clear();
-        state.uses.clear();
         state.failure = None;
     }
 

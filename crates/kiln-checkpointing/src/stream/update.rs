@@ -24,7 +24,7 @@ impl Streamed {
     pub fn each_gradient(&self, device: &Device, mut each: impl FnMut(Tensor<1>)) -> Result<(), Error> {
         for number in self.summed() {
             let (entry, content) = (&self.layout().entries[number], Content::Gradient);
-            let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_into(blob, bytes))?;
+            let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_sum(blob, bytes))?;
             each(tensor(
                 Blob::new(number, content, 0),
                 bytes,

@@ -1,9 +1,10 @@
 //! Tools for tests that compare composed bodies with the kernels of the Flex device, on that device.
 
-use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
+use kiln_operations::Kernel;
 use kiln_operations::cpu::stored::{from_f32, to_f32};
 
 pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -23,8 +24,13 @@ pub(crate) fn numbers<const D: usize>(shape: [usize; D], seed: u64, scale: f32, 
 /// Asserts that two tensors have the same shape and dtype, and values that differ by at most a few roundings of the largest value, or of
 /// 0.05.
 pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &str) {
+    assert_close_in(kernel.dtype(), composed, kernel, what);
+}
+
+/// [`assert_close`], with the roundings of values that were computed in `dtype`.
+fn assert_close_in(dtype: DType, composed: &FlexTensor, kernel: &FlexTensor, what: &str) {
     assert_eq!((composed.shape(), composed.dtype()), (kernel.shape(), kernel.dtype()), "{what}");
-    let tolerance = match kernel.dtype() {
+    let tolerance = match dtype {
         DType::F32 => 1e-5,
         DType::F16 => 1.5e-3,
         _ => 1.2e-2,
@@ -37,6 +43,19 @@ pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &st
             same || (composed - kernel).abs() < tolerance * largest,
             "{what}: {composed} is not {kernel} at {index}"
         );
+    }
+}
+
+/// Asserts that both forms of a kernel have outputs of the shapes and dtypes that it describes and, for the first `outputs` of them, values as
+/// close as if they were computed in the dtype of the first input. The others have no meaning.
+pub(crate) fn assert_same_forms(kernel: &impl Kernel, inputs: &[FlexTensor], outputs: usize, what: &str) {
+    let described: Vec<_> = inputs.iter().map(|input| (input.shape(), input.dtype())).collect();
+    let described = kernel.outputs(&described);
+    let (composed, flex) = (kernel.composed::<Flex>(inputs.to_vec()), kernel.flex(inputs.to_vec()));
+    for (index, (composed, flex)) in composed.iter().zip(&flex).enumerate().take(outputs) {
+        let what = format!("output {index} of {kernel:?} {what}");
+        assert_eq!((flex.shape(), flex.dtype()), described[index], "{what}");
+        assert_close_in(inputs[0].dtype(), composed, flex, &what);
     }
 }
 

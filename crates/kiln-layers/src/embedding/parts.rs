@@ -12,6 +12,7 @@ use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Onto, Operation, Ro
 
 use super::graph::Rows;
 use crate::composed::cast;
+use crate::order::Order;
 use crate::row_weight::{add_whole, whole};
 
 /// The rows of a weight in parts, in a dtype, at ids `[count]`. Inputs are the weight's parameter and the ids.
@@ -26,7 +27,7 @@ enum Pass {
     /// From the parameter and ids: the rows.
     Forward(LookupInParts),
     /// From these and the gradient of the rows. The gradient of the weight goes to its parts; the output is one value without a meaning.
-    Backward(LookupInParts),
+    Backward(LookupInParts, Order),
 }
 
 static FORWARD: Cost = Cost {
@@ -46,7 +47,7 @@ static BACKWARD: Cost = Cost {
 impl Pass {
     fn lookup(&self) -> &LookupInParts {
         match self {
-            Self::Forward(lookup) | Self::Backward(lookup) => lookup,
+            Self::Forward(lookup) | Self::Backward(lookup, _) => lookup,
         }
     }
 }
@@ -55,7 +56,7 @@ impl Kernel for Pass {
     fn cost(&self) -> &'static Cost {
         match self {
             Self::Forward(_) => &FORWARD,
-            Self::Backward(_) => &BACKWARD,
+            Self::Backward(..) => &BACKWARD,
         }
     }
 
@@ -66,7 +67,7 @@ impl Kernel for Pass {
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
         match self {
             Self::Forward(lookup) => vec![(Shape::new([inputs[1].0[0], inputs[0].0[1]]), lookup.dtype)],
-            Self::Backward(_) => vec![(Shape::new([1]), DType::F32)],
+            Self::Backward(..) => vec![(Shape::new([1]), DType::F32)],
         }
     }
 
@@ -78,7 +79,7 @@ impl Kernel for Pass {
                 let weight = whole::<B>(parts.as_ref(), &ids.device(), *dtype);
                 B::run(&Rows::Forward, vec![weight, ids])
             }
-            Self::Backward(_) => {
+            Self::Backward(..) => {
                 let [_, ids, gradient] = all(inputs);
                 let made = B::run(&Rows::Backward(parts.shape()[0]), vec![gradient.clone(), ids]).remove(0);
                 add_whole::<B>(parts.as_ref(), made);
@@ -95,9 +96,9 @@ impl Kernel for Pass {
                 let [_, ids] = all(inputs);
                 vec![flex::rows(parts.as_ref(), &ids, *dtype)]
             }
-            Self::Backward(_) => {
+            Self::Backward(_, order) => {
                 let [_, ids, gradient] = all(inputs);
-                flex::add_gradient(parts.as_ref(), &ids, &gradient);
+                flex::add_gradient(parts.as_ref(), &ids, &gradient, *order);
                 vec![kiln_operations::cpu::stored::zeros(Shape::new([1]), DType::F32)]
             }
         }
@@ -113,6 +114,8 @@ mod flex {
     use burn::tensor::{DType, IndexingUpdateOp, Shape, TensorData};
     use kiln_operations::RowParts;
     use kiln_operations::cpu::stored::{from_f32, tensor, to_f32, zeros};
+
+    use crate::order::Order;
 
     /// The positions of ids in each part.
     fn by_part(parts: &dyn RowParts, ids: &FlexTensor) -> Vec<Vec<(usize, usize)>> {
@@ -144,11 +147,13 @@ mod flex {
         from_f32(out, Shape::new([count, width]), dtype)
     }
 
-    pub(super) fn add_gradient(parts: &dyn RowParts, ids: &FlexTensor, gradient: &FlexTensor) {
+    pub(super) fn add_gradient(parts: &dyn RowParts, ids: &FlexTensor, gradient: &FlexTensor, order: Order) {
         let (dtype, width) = (gradient.dtype(), parts.shape()[1]);
+        let in_order = order != Order::Any;
         for (part, ids) in by_part(parts, ids).into_iter().enumerate() {
             let shape = Shape::new([parts.rows(part).len(), width]);
-            let mut of_part = zeros(shape.clone(), dtype);
+            let sum = if in_order { parts.take_sum(part) } else { None };
+            let mut of_part = sum.map_or_else(|| zeros(shape.clone(), dtype), FlexTensor::from_data);
             let count = ids.len();
             if count > 0 {
                 let (positions, rows): (Vec<i64>, Vec<i64>) =
@@ -157,7 +162,11 @@ mod flex {
                 let values = Flex::float_select(gradient.clone(), 0, positions);
                 of_part = Flex::float_select_assign(of_part, 0, rows, values, IndexingUpdateOp::Add);
             }
-            parts.add_gradient(part, TensorData::new(to_f32(&of_part), shape));
+            let of_part = TensorData::new(to_f32(&of_part), shape);
+            match in_order {
+                true => parts.put_sum(part, of_part, 1.0),
+                false => parts.add_gradient(part, of_part),
+            }
         }
     }
 }
@@ -184,19 +193,21 @@ impl Operation for LookupInParts {
         _: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
         saved.push(gradient);
-        let _ = B::run(&Pass::Backward(self.clone()), saved);
+        let _ = B::run(&Pass::Backward(self.clone(), Order::Any), saved);
         vec![]
     }
 
     /// As in memory, the sum is f32.
     fn gradient_in_order<B: KernelBackend>(
         &self,
-        saved: Self::Saved<B>,
+        mut saved: Self::Saved<B>,
         gradient: FloatTensor<B>,
-        wanted: &[bool],
+        _: &[bool],
         _: Vec<Onto<FloatTensor<B>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        self.gradient::<B>(saved, cast::<B>(gradient, DType::F32), wanted)
+        saved.push(cast::<B>(gradient, DType::F32));
+        let _ = B::run(&Pass::Backward(self.clone(), Order::Rows), saved);
+        vec![]
     }
 }
 
@@ -223,7 +234,7 @@ mod tests {
 
         let gradient = Tensor::<2>::random([4, 3], Distribution::Normal(0.0, 1.0), &device);
         let gradient = gradient.try_into_primitive::<Flex>().unwrap();
-        let backward = Pass::Backward(lookup);
+        let backward = Pass::Backward(lookup, Order::Any);
         let _ = backward.composed::<Flex>(vec![leaf(), ids.clone(), gradient.clone()]);
         let whole = parts.take();
         let _ = backward.flex(vec![leaf(), ids, gradient]);

@@ -147,3 +147,16 @@ impl Operation for AddPositions {
         vec![Some(gradient), of_weight]
     }
 }
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use super::{AddSamples, DType};
+    use crate::composed::tests::{assert_same_forms, numbers};
+
+    #[test]
+    fn composed_as_the_kernel() {
+        let given = [numbers([3, 4, 5], 1, 1.0, DType::F32), numbers([9, 5], 2, 1.0, DType::F32)];
+        assert_same_forms(&AddSamples(2), &given, 1, "from the third position");
+    }
+}

@@ -17,21 +17,15 @@ use super::Prologue;
 use super::prologue::{Rows, Statistics};
 use super::settings::ROWS;
 use super::values::{widened, written};
-use super::weight::{By, Weight};
+use super::weight::Weight;
+use crate::order::Order;
 use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
 
 /// Columns of a task that sums the rows of a gradient.
 const COLUMNS: usize = 64;
 
-/// How the gradients of two parameters are summed over rows.
-pub(super) enum Sums {
-    /// In blocks of rows, from 0.
-    InAnyOrder,
-    /// One row after the other, from 0.
-    InOrder,
-    /// One row after the other, from these sums, into their memory.
-    Onto(Box<[FlexTensor; 2]>),
-}
+/// The order in which the gradients of two parameters are summed over rows, and the sums that they are added to if there are any.
+pub(super) type Sums = (Order, Option<[FlexTensor; 2]>);
 
 /// The chunks of `count` rows. All rows are one chunk if nothing is converted or computed again.
 fn chunks(count: usize, x: &FlexTensor, prologue: Prologue) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -92,20 +86,14 @@ pub(super) fn weight_gradient(
     weight: &FlexTensor,
     gradient: &FlexTensor,
     prologue: Prologue,
-    sums: Sums,
+    (order, sums): Sums,
 ) -> [FlexTensor; 2] {
     let (x, gradient, statistics) = (x.to_contiguous(), gradient.to_contiguous(), to_f32(statistics));
     let (rows, (count, width)) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x));
-    let (by, dtype) = match sums {
-        Sums::InAnyOrder => (By::Blocks, weight.dtype()),
-        _ => (By::Rows, DType::F32),
-    };
+    let dtype = order.dtype(weight.dtype());
     let (mut dweight, mut dbias) = match sums {
-        Sums::Onto(sums) => {
-            let [weight, bias] = *sums;
-            (Weight::of_sum(weight), to_f32(&bias))
-        }
-        _ => (Weight::new(weight).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
+        Some([weight, bias]) => (Weight::of_sum(weight), to_f32(&bias)),
+        None => (Weight::new(weight).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
     };
     let outputs = dweight.outputs();
     let (mut result, mut wide_gradient) = (vec![], vec![]);
@@ -116,7 +104,7 @@ pub(super) fn weight_gradient(
         }
         return [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), dtype)];
     }
-    dweight.add_gradient(by, &mut vec![], |first, add| {
+    dweight.add_gradient(order, &mut vec![], |first, add| {
         for chunk in chunks(count, &x, prologue) {
             let known = Statistics::Known(&statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)]);
             let result = rows.compute(&x, chunk.clone(), width, known, &mut result);
@@ -149,19 +137,15 @@ pub(super) fn input_gradient(
     weight: &FlexTensor,
     gradient: &FlexTensor,
     prologue: Prologue,
-    sums: Sums,
+    (order, sums): Sums,
 ) -> [FlexTensor; 3] {
     let plain = prologue == Prologue::None;
     let mut dx = if plain { zeros(x.shape(), x.dtype()) } else { owned(x) };
     let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&dx), weight.outputs());
-    let (by, dtype) = match sums {
-        Sums::InAnyOrder => (By::Blocks, norm_weight.dtype()),
-        _ => (By::Rows, DType::F32),
-    };
     let mut sums = match sums {
-        Sums::Onto(sums) => sums.each_ref().map(to_f32),
-        _ => [(); 2].map(|()| vec![0.0f32; norm_weight.shape()[0]]),
+        Some(sums) => sums.each_ref().map(to_f32),
+        None => [(); 2].map(|()| vec![0.0f32; norm_weight.shape()[0]]),
     };
     let (mut result, mut wide_gradient, mut wide_weight) = (vec![], vec![], vec![]);
     for chunk in chunks(count, &dx, prologue) {
@@ -177,8 +161,9 @@ pub(super) fn input_gradient(
         result.resize(chunk.len() * width, 0.0);
         product(&mut result);
         let statistics = &statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)];
-        rows.backward(&mut dx, chunk, width, statistics, &mut result, (&mut sums, by));
+        rows.backward(&mut dx, chunk, width, statistics, &mut result, (&mut sums, order));
     }
+    let dtype = order.dtype(norm_weight.dtype());
     let [dweight, dbias] = sums.map(|sums| from_f32(sums, norm_weight.shape(), dtype));
     [dx, dweight, dbias]
 }

@@ -93,9 +93,10 @@ impl Kernel for Layer {
                 input_gradient::<B>(x, statistics, [norm_weight, norm_bias], weight, gradient, prologue).into()
             }
         };
-        let (first, dtype) = (made.len() - 2, self.order().dtype(made[made.len() - 1].dtype()));
+        // The last two are the gradients of two parameters, unless this is the forward pass.
+        let first = if self.order() == Order::Any { made.len() } else { made.len() - 2 };
         for gradient in &mut made[first..] {
-            *gradient = cast::<B>(gradient.clone(), dtype);
+            *gradient = cast::<B>(gradient.clone(), DType::F32);
         }
         for (gradient, sum) in made[first..].iter_mut().zip(sums) {
             *gradient = B::float_add(sum, gradient.clone());
@@ -105,13 +106,8 @@ impl Kernel for Layer {
 
     #[cfg(feature = "flex")]
     fn flex(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        use super::flex::{Sums, forward, input_gradient, weight_gradient};
-        let sums = if self.is_onto() { inputs.split_off(6) } else { vec![] };
-        let sums = |order| match order {
-            Order::Any => Sums::InAnyOrder,
-            Order::Rows => Sums::InOrder,
-            Order::Onto => Sums::Onto(Box::new(all(sums))),
-        };
+        use super::flex::{forward, input_gradient, weight_gradient};
+        let sums = self.is_onto().then(|| all(inputs.split_off(6)));
         match *self {
             Self::Forward(prologue) => {
                 let [x, norm_weight, norm_bias, weight, bias] = all(inputs);
@@ -120,12 +116,12 @@ impl Kernel for Layer {
             Self::WeightBackward(prologue, order) => {
                 let [x, statistics, norm_weight, norm_bias, weight, gradient] = all(inputs);
                 let norm = [&norm_weight, &norm_bias];
-                weight_gradient(&x, &statistics, norm, &weight, &gradient, prologue, sums(order)).into()
+                weight_gradient(&x, &statistics, norm, &weight, &gradient, prologue, (order, sums)).into()
             }
             Self::InputBackward(prologue, order) => {
                 let [x, statistics, norm_weight, norm_bias, weight, gradient] = all(inputs);
                 let norm = [&norm_weight, &norm_bias];
-                input_gradient(x, &statistics, norm, &weight, &gradient, prologue, sums(order)).into()
+                input_gradient(x, &statistics, norm, &weight, &gradient, prologue, (order, sums)).into()
             }
         }
     }
@@ -269,5 +265,45 @@ impl<T> LinearSaved<T> {
     fn listed(self, gradient: T) -> Vec<T> {
         let Self { x, statistics, norm: [norm_weight, norm_bias], weight, .. } = self;
         vec![x, statistics, norm_weight, norm_bias, weight, gradient]
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use super::{DType, Layer, Order, Prologue};
+    use crate::activation::Activation;
+    use crate::composed::tests::{DTYPES, assert_same_forms, numbers};
+    use crate::norm::NormSettings;
+
+    #[test]
+    fn composed_as_the_kernels_in_any_order_of_sums() {
+        let norm = Prologue::Norm(NormSettings { epsilon: 1e-5, centred: true });
+        let kinds = [(Prologue::None, 0), (norm, 7), (Prologue::Activation(Activation::GeluTanh), 0)];
+        for (dtype, (prologue, parameters)) in DTYPES.into_iter().flat_map(|dtype| kinds.map(|kind| (dtype, kind))) {
+            let what = format!("{dtype:?}");
+            let [x, weight] = [([9, 7], 1), ([7, 5], 2)].map(|(shape, seed)| numbers(shape, seed, 1.0, dtype));
+            let [norm_weight, norm_bias, bias] =
+                [(parameters, 3), (parameters, 4), (5, 5)].map(|(length, seed)| numbers([length], seed, 1.0, dtype));
+            let given = [x.clone(), norm_weight.clone(), norm_bias.clone(), weight.clone(), bias];
+            assert_same_forms(&Layer::Forward(prologue), &given, 2, &what);
+
+            let [_, statistics] = super::prologue_linear::<burn::backend::Flex>(given, prologue);
+            let given = [x, statistics, norm_weight, norm_bias, weight, numbers([9, 5], 6, 1.0, dtype)];
+            let sum = |shape: &[usize], seed| match *shape {
+                [rows, columns] => numbers([rows, columns], seed, 1.0, DType::F32),
+                _ => numbers([shape[0]], seed, 1.0, DType::F32),
+            };
+            for order in [Order::Any, Order::Rows, Order::Onto] {
+                let with = |sums: [&[usize]; 2]| {
+                    let sums = (order == Order::Onto).then(|| [sum(sums[0], 8), sum(sums[1], 9)]);
+                    given.iter().cloned().chain(sums.into_iter().flatten()).collect::<Vec<_>>()
+                };
+                assert_same_forms(&Layer::WeightBackward(prologue, order), &with([&[7, 5], &[5]]), 2, &what);
+                let meaningful = if parameters > 0 { 3 } else { 1 };
+                let of_input = Layer::InputBackward(prologue, order);
+                assert_same_forms(&of_input, &with([&[parameters], &[parameters]]), meaningful, &what);
+            }
+        }
     }
 }

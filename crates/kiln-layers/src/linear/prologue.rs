@@ -9,12 +9,12 @@ use rayon::prelude::*;
 use super::Prologue;
 use super::settings::TASK;
 use super::values::widened;
-use super::weight::By;
 use crate::activation::flex::{activate, activation_gradient};
 use crate::norm::flex::bias_of;
 use crate::norm::rows::{
     add_parameter_gradients, norm_input_gradients, norm_parameter_gradients, norm_rows, norm_rows_again,
 };
+use crate::order::Order;
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, to_f32};
 
@@ -94,11 +94,11 @@ impl Rows {
         width: usize,
         statistics: &[f32],
         gradient: &mut [f32],
-        (sums, by): (&mut [Vec<f32>; 2], By),
+        (sums, order): (&mut [Vec<f32>; 2], Order),
     ) {
         let values = range.start * width..range.end * width;
         by_dtype!(x.dtype(), E => {
-            self.replace::<E>(&mut x.storage_mut()[values], width, statistics, gradient, (sums, by));
+            self.replace::<E>(&mut x.storage_mut()[values], width, statistics, gradient, (sums, order));
         }, else ());
     }
 
@@ -108,7 +108,7 @@ impl Rows {
         width: usize,
         statistics: &[f32],
         gradient: &mut [f32],
-        ([weight_sums, bias_sums], by): (&mut [Vec<f32>; 2], By),
+        ([weight_sums, bias_sums], order): (&mut [Vec<f32>; 2], Order),
     ) {
         let size = (TASK * width).max(1);
         let buffers = || (vec![], vec![]);
@@ -122,7 +122,7 @@ impl Rows {
                     E::written(x, kept, |x| x.copy_from_slice(gradient));
                 }),
             Prologue::Norm(settings) => {
-                let by_rows = by == By::Rows;
+                let by_rows = order != Order::Any;
                 if by_rows {
                     add_parameter_gradients([weight_sums, bias_sums], gradient, x, statistics);
                 }

@@ -8,6 +8,7 @@ use burn::tensor::DType;
 
 use super::settings::{BLOCK, GRADIENT};
 use super::values::widened;
+use crate::order::Order;
 use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
 use kiln_operations::cpu::stored::{owned, zeros};
@@ -101,7 +102,7 @@ impl Weight {
     /// of `x` and `dy`, some at a time.
     pub(super) fn add_gradient(
         &mut self,
-        by: By,
+        order: Order,
         wide: &mut Vec<f32>,
         mut visit: impl FnMut(bool, &mut dyn FnMut(&[f32], &[f32])),
     ) {
@@ -116,7 +117,7 @@ impl Weight {
                 visit(block.start == 0, &mut |x, dy| {
                     let (first, second) = if by_rows { (x, dy) } else { (dy, x) };
                     let first = &first[block.start..];
-                    if by == By::Rows {
+                    if order != Order::Any {
                         return add_in_order(sum, (first, block.len(), rows), (second, columns), Threads::All);
                     }
                     let count = second.len() / columns;
@@ -127,13 +128,4 @@ impl Weight {
             });
         }
     }
-}
-
-/// The order in which rows are summed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
-    /// In blocks, as is fastest.
-    Blocks,
-    /// One after the other.
-    Rows,
 }

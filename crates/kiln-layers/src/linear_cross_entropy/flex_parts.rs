@@ -1,6 +1,9 @@
 //! The loss on the CPU with a weight that is in memory in parts. Products, their order and the sums are those of a weight in memory, so that
 //! the bits are the same: a block of classes meets all chunks of rows before the next block does.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape, TensorData};
@@ -87,13 +90,42 @@ impl Blocks<'_> {
 /// The gradient of the weight, which is handed over part by part.
 struct Gradients<'a> {
     parts: &'a dyn RowParts,
+    /// The factor of sums that rows are added to in their order.
+    in_order: Option<f32>,
     next: usize,
     /// The rows of the next part that are there.
     rows: Vec<f32>,
+    /// The sums of the parts from `next` on that blocks begin with, as far as they are taken out.
+    sums: VecDeque<Vec<f32>>,
 }
 
 impl Gradients<'_> {
-    fn add(&mut self, block: &[f32]) {
+    /// The values that the block of these rows begins with.
+    fn begin(&mut self, rows: Range<usize>) -> Vec<f32> {
+        let width = self.parts.shape()[1];
+        let mut block = vec![0.0; rows.len() * width];
+        if self.in_order.is_none() {
+            return block;
+        }
+        for part in self.next..self.parts.count() {
+            let of_part = self.parts.rows(part);
+            let shared = rows.start.max(of_part.start)..rows.end.min(of_part.end);
+            if shared.is_empty() {
+                break;
+            }
+            if self.sums.len() == part - self.next {
+                let sum = self.parts.take_sum(part).and_then(|sum| sum.try_into_vec().ok());
+                self.sums.push_back(sum.unwrap_or_default());
+            }
+            let sum = &self.sums[part - self.next];
+            if let Some(sum) = sum.get((shared.start - of_part.start) * width..(shared.end - of_part.start) * width) {
+                block[(shared.start - rows.start) * width..][..sum.len()].copy_from_slice(sum);
+            }
+        }
+        block
+    }
+
+    fn end(&mut self, block: &[f32]) {
         let width = self.parts.shape()[1];
         let mut block = block;
         while !block.is_empty() {
@@ -102,8 +134,12 @@ impl Gradients<'_> {
             self.rows.extend_from_slice(&block[..taken]);
             block = &block[taken..];
             if self.rows.len() == rows * width {
-                let gradient = TensorData::new(std::mem::take(&mut self.rows), [rows, width]);
-                self.parts.add_gradient(self.next, gradient);
+                self.sums.pop_front();
+                let of_part = TensorData::new(std::mem::take(&mut self.rows), [rows, width]);
+                match self.in_order {
+                    Some(factor) => self.parts.put_sum(self.next, of_part, factor),
+                    None => self.parts.add_gradient(self.next, of_part),
+                }
                 self.next += 1;
             }
         }
@@ -188,20 +224,20 @@ fn backward<E: Stored, K: Stored>(
     let [count, width] = parts.shape();
     let classes = Classes::new(&[], &weights, count, options.label_smoothing);
     let (rows, mut total) = counted(&given.targets, &[], options, &classes);
-    let (mut factor, mut of_sum) = (factor.clone(), given.hidden.dtype());
-    let in_order = order != Order::Any;
-    if in_order {
+    let (mut factor, mut in_order) = (factor.clone(), None);
+    if order != Order::Any {
         // As in memory: the gradients of the rows' losses, of which the weight's is a sum in f32, and one factor at the end.
         let divisor = if total == 0.0 { 1.0 } else { total as f32 };
-        factor = tensor(vec![to_f32(&factor)[0] / divisor], Shape::new([1]));
-        (total, of_sum) = (1.0, DType::F32);
+        let of_rows = to_f32(&factor)[0] / divisor;
+        factor = tensor(vec![of_rows], Shape::new([1]));
+        (total, in_order) = (1.0, Some(of_rows));
     }
     let mut of_hidden = vec![0.0; rows.len() * width];
-    let mut of_weight = Gradients { parts, next: 0, rows: vec![] };
+    let mut of_weight = Gradients { parts, in_order, next: 0, rows: vec![], sums: VecDeque::new() };
     let mut work = Work::new(given, parts, &rows, &classes);
     for first in work.firsts() {
         let count = CLASSES.min(classes.count - first);
-        let mut of_block = vec![0.0; count * width];
+        let mut of_block = of_weight.begin(first..first + count);
         work.block::<E>(first, |chunk, hidden, logits, weight| {
             let of_rows = logits.par_chunks_mut(count).with_min_len(TASK.div_ceil(count));
             of_rows.zip(&rows[chunk..]).for_each(|(logits, row)| {
@@ -211,17 +247,18 @@ fn backward<E: Stored, K: Stored>(
             });
             let gradient = Matrix::new(logits, logits.len() / count, count);
             match in_order {
-                true => add_in_order(&mut of_block, (logits, count, count), (hidden.values(), width), Threads::All),
-                false => {
-                    multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All)
-                }
+                Some(_) => add_in_order(&mut of_block, (logits, count, count), (hidden.values(), width), Threads::All),
+                None => multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All),
             }
             let output = if first == 0 { Output::Replace } else { Output::Add };
             let of_hidden = &mut of_hidden[chunk * width..][..logits.len() / count * width];
             multiply_rows((of_hidden, width, output), gradient, weight.transposed(), Threads::All);
         });
-        let gradient = scaled(tensor(of_block, Shape::new([count, width])), &factor, of_sum);
-        of_weight.add(&to_f32(&gradient));
+        if in_order.is_none() {
+            let gradient = scaled(tensor(of_block, Shape::new([count, width])), &factor, given.hidden.dtype());
+            of_block = to_f32(&gradient);
+        }
+        of_weight.end(&of_block);
     }
     let mut out = vec![K::zeroed(); given.hidden.shape().num_elements()];
     for (rows, values) in rows.chunks(work.size).zip(of_hidden.chunks(work.size * width.max(1))) {

@@ -46,7 +46,8 @@ static FORWARD: Cost = Cost {
 
 static BACKWARD: Cost = Cost {
     any_order: &[0, 1],
-    cpu_scratch: |call, cpu| scratch(call, cpu, 2) + call.wide(0, 1),
+    // A part of the sums that rows are added to in their order.
+    cpu_scratch: |call, cpu| scratch(call, cpu, 2) + call.wide(0, 1) + call.scalar(1) * part(call),
     gpu_scratch: |call| call.wide(1, 2),
     multiply_adds: |call| 3.0 * logits(call),
     by_sample: true,
@@ -57,13 +58,19 @@ fn logits(call: &Call<'_>) -> f64 {
     call.elements(0) as f64 * call.dim(1, 0) as f64
 }
 
+/// A part of the weight.
+fn part(call: &Call<'_>) -> u64 {
+    4 * call.scalar(0).min(call.dim(1, 0)) * call.dim(0, 1)
+}
+
 /// Hidden rows and logits of a block for a chunk of rows, some values for each row, `copies` of a block of the weight, the part that is
 /// read, and the operands that products pack.
 fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 0));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let block = classes.min(CLASSES as u64);
-    4 * (chunk * (width + block) + copies * block * width + call.scalar(0).min(classes) * width)
+    4 * (chunk * (width + block) + copies * block * width)
+        + part(call)
         + 64 * rows
         + of_products(cpu, [chunk, width, block], true, [copies > 1; 2])
 }
@@ -85,7 +92,8 @@ impl Kernel for Pass {
     }
 
     fn scalars(&self) -> Vec<i64> {
-        vec![self.loss().parts.rows_of_part() as i64]
+        let in_order = matches!(self, Self::Backward(_, _, Order::Rows));
+        vec![self.loss().parts.rows_of_part() as i64, i64::from(in_order)]
     }
 
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {

@@ -204,3 +204,26 @@ pub(crate) fn statistics_like(x: &Shape) -> (Shape, DType) {
     let width = x.last().copied().unwrap_or(1).max(1);
     (Shape::new([x.num_elements() / width, 2]), DType::F32)
 }
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use super::{DType, NormSettings, Order, RowNorm, row_norm};
+    use crate::composed::tests::{DTYPES, assert_same_forms, numbers};
+
+    #[test]
+    fn composed_as_the_kernels_in_any_order_of_sums() {
+        let settings = NormSettings { epsilon: 1e-5, centred: true };
+        for (dtype, order) in
+            DTYPES.into_iter().flat_map(|dtype| [Order::Any, Order::Rows, Order::Onto].map(|order| (dtype, order)))
+        {
+            let (x, gradient) = (numbers([9, 7], 1, 3.0, dtype), numbers([9, 7], 2, 1.0, dtype));
+            let [weight, bias] = [3, 4].map(|seed| numbers([7], seed, 1.0, dtype));
+            let [_, statistics] = row_norm::<burn::backend::Flex>(x.clone(), weight.clone(), bias, settings);
+            let sums = (order == Order::Onto).then(|| [5, 6].map(|seed| numbers([7], seed, 1.0, DType::F32)));
+            let given: Vec<_> =
+                [x, statistics, weight, gradient].into_iter().chain(sums.into_iter().flatten()).collect();
+            assert_same_forms(&RowNorm::Backward(settings, [true; 3], order), &given, 3, &format!("{dtype:?}"));
+        }
+    }
+}

@@ -89,13 +89,16 @@ pub(super) fn divide(
             // That of a parameter in 16 bits is widened when the segment is done.
             let widened = is_sum && path.is_some_and(|path| narrow.contains(path));
             let goes_at_once = !widened && is_made_by_kiln(trace, at as usize);
+            // An operation that adds rows in their order has the whole sum.
+            let in_order = is_sum && goes_at_once && is_kilns(trace, at as usize);
             // Only the part of the sum that is added; where the gradient stays, the sum stands for it.
-            let bytes = if is_sum && goes_at_once { in_memory(path, block.bytes) } else { block.bytes };
+            let of_part = is_sum && goes_at_once && !in_order;
+            let bytes = if of_part { in_memory(path, block.bytes) } else { block.bytes };
             let (born, dies) = match (widened, goes_at_once) {
                 (true, _) => (end, end),
                 (false, false) => (at, end),
                 // The operation may make other gradients before this one goes.
-                (false, true) => (at, if is_sum { at } else { at + 1 }),
+                (false, true) => (at, if of_part { at } else { at + 1 }),
             };
             divided.push(Block { born, dies: dies.max(born), bytes, ..*block });
         } else {
@@ -150,9 +153,13 @@ fn segments<'a>(trace: &'a StepTrace, streamed: &[Range<usize>]) -> Vec<Segment<
 
 /// Whether a gradient that the operation `index` makes, or adds to a sum, comes from an operation of Kiln's.
 fn is_made_by_kiln(trace: &StepTrace, index: usize) -> bool {
-    let is_own = |index: usize| trace.graph.kind(trace.graph.operations[index]).short().starts_with("kiln::");
+    let is_own = |index: usize| is_kilns(trace, index);
     let reads = trace.graph.inputs_at(index);
     // What is added was made shortly before.
     let maker = |tensor: u32| (0..index).rev().find(|index| trace.graph.outputs_at(*index).contains(&tensor));
     is_own(index) || reads.len() == 2 && reads.iter().filter_map(|read| maker(read.tensor)).any(is_own)
+}
+
+fn is_kilns(trace: &StepTrace, index: usize) -> bool {
+    trace.graph.kind(trace.graph.operations[index]).short().starts_with("kiln::")
 }

@@ -1,5 +1,6 @@
 //! Whether the gradients of a batch have the same bits in any division into micro-batches.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::step_trace::StepTrace;
@@ -46,6 +47,8 @@ pub enum Mixes {
     },
     /// The gradient of this parameter is not added to its sum one row after the other.
     Parameter(String),
+    /// Several operations use this parameter, whose gradients have one sum where it is in a store.
+    Shared(String),
     /// The step cannot be recorded with sums in the order of rows, for this reason.
     Unrecorded(String),
 }
@@ -57,6 +60,7 @@ impl fmt::Display for Mixes {
             Self::Operation { name, path } if path.is_empty() => write!(f, "{name} depends on the micro-batch"),
             Self::Operation { name, path } => write!(f, "{name} of {path} depends on the micro-batch"),
             Self::Parameter(path) => write!(f, "the gradient of {path} is added up by micro-batches"),
+            Self::Shared(path) => write!(f, "several operations use {path}, whose gradients have one sum in a store"),
             Self::Unrecorded(reason) => write!(f, "the step cannot be recorded row by row: {reason}"),
         }
     }
@@ -78,6 +82,11 @@ impl StepTrace {
             });
         }
         self.apart.first().cloned().map(Mixes::Parameter)
+    }
+
+    /// Paths of the parameters that several operations use, of a step that was recorded [in order](crate::StepOptions::in_order).
+    pub fn shared_parameters(&self) -> &BTreeSet<String> {
+        &self.shared
     }
 
     /// Whether an operation computes each sample by itself.

@@ -45,7 +45,7 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         });
         tensors.push(TraceTensor { shape, dtype: a.dtype, role, path });
     }
-    let Recording { mut graph, phases, cuts, releases, apart, .. } = first;
+    let Recording { mut graph, phases, cuts, releases, shared, apart, .. } = first;
     graph.shrink(); // traces are kept as long as a run
     Ok(StepTrace {
         graph,
@@ -58,6 +58,7 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         batches,
         stored: None,
         parts: BTreeMap::new(),
+        shared,
         apart,
         by_rows: BTreeMap::new(),
     })

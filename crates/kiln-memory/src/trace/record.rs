@@ -22,7 +22,7 @@ use super::recorder::Recorder;
 use super::recorder::{Recording, Role};
 use super::step_trace::StepTrace;
 use super::update::Update;
-use super::walk::{DropBegun, FirstGradients, Join, Norm, NoteSums, Parameters, Sums, Take, Untrack};
+use super::walk::{DropBegun, FirstGradients, Join, Norm, NoteSums, Parameters, Shared, Sums, Take, Untrack};
 
 type Tracked = Autodiff<Capture>;
 
@@ -193,8 +193,8 @@ fn record_once<M: Module + 'static>(
         });
     };
     let Captured { graph, tensors, shapes, .. } = captured;
-    let Summed { uses, apart } = summed;
-    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor, uses, apart })
+    let Summed { uses, shared, apart } = summed;
+    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor, uses, shared, apart })
 }
 
 fn message_of(panic: Box<dyn Any + Send>) -> String {
@@ -215,6 +215,8 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
 #[derive(Default)]
 struct Summed {
     uses: SumUses,
+    /// Paths of the parameters that several operations use.
+    shared: BTreeSet<String>,
     /// Paths of the parameters whose gradients are not in [running sums](RunningSums).
     apart: BTreeSet<String>,
 }
@@ -299,6 +301,9 @@ fn step<M: Module + 'static>(
     drop(take.gradients);
     if let Some(running) = running {
         summed.uses = running.uses(&model);
+        let mut shared = Shared { running: &running, path: vec![], found: BTreeSet::new() };
+        model.visit(&mut shared);
+        summed.shared = shared.found;
         let gradients = running.finish(&model).map_err(|error| error.to_string())?;
         model.visit(&mut Join { from: gradients, to: &mut apart });
     }

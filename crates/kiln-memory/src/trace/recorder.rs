@@ -62,6 +62,8 @@ pub(crate) struct Recording {
     pub(crate) roles: Vec<Option<Role>>,
     /// The uses of parameters that have running sums.
     pub(crate) uses: SumUses,
+    /// Paths of the parameters that several operations use, if they have running sums.
+    pub(crate) shared: BTreeSet<String>,
     /// Paths of the parameters whose gradients are not in running sums.
     pub(crate) apart: BTreeSet<String>,
 }

@@ -34,6 +34,9 @@ pub struct StepTrace {
     /// The bytes of each parameter that an update in a store has in memory, if it divides parameters.
     #[serde(default)]
     pub(crate) parts: BTreeMap<String, u64>,
+    /// Parameters that several operations use, if rows are added in their order.
+    #[serde(default)]
+    pub(crate) shared: BTreeSet<String>,
     /// Parameters whose gradients are not added row after row.
     #[serde(default)]
     pub(crate) apart: BTreeSet<String>,

@@ -140,8 +140,29 @@ pub(super) struct DropBegun<'a> {
 
 impl ModuleVisitor for DropBegun<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.running.has(param.id) {
+        if self.running.uses_of(param.id) > 0 {
             drop(self.sums.remove::<D>(param.id));
+        }
+    }
+}
+
+/// Finds the paths of the parameters that several operations use.
+pub(super) struct Shared<'a> {
+    pub(super) running: &'a RunningSums,
+    pub(super) path: Vec<String>,
+    pub(super) found: BTreeSet<String>,
+}
+
+impl ModuleVisitor for Shared<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.running.uses_of(param.id) > 1 {
+            self.found.insert(joined(&self.path));
         }
     }
 }

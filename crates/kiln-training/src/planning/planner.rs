@@ -146,7 +146,7 @@ impl Planner {
         let Some((precision, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
         let mut plan = self.best(step, &self.places(), *precision, micro_batch, limit_bytes)?;
-        if !plan.fits && micro_batch < self.batch && self.keeps_bits() {
+        if !plan.fits && micro_batch < self.batch && step.is_whole_in_store() {
             plan = self.best(step, &self.places(), *precision, self.batch, limit_bytes)?;
         }
         if plan.fits { Ok(plan) } else { Err(self.nothing_fits(limit_bytes, &plan)?) }
@@ -163,15 +163,16 @@ impl Planner {
         Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
     }
 
-    /// What other cuts of a batch into micro-batches do to the bits.
-    pub(crate) fn cuts(&self) -> Cuts {
-        self.steps.first().map_or(Cuts::Round, |(_, step)| step.cuts().clone())
+    /// What other cuts of a batch into micro-batches do to the bits, of a step in memory or in a store.
+    pub(crate) fn cuts(&self, in_store: bool) -> Cuts {
+        let cuts = |step: &RecordedStep| if in_store { step.cuts_in_store() } else { step.cuts().clone() };
+        self.steps.first().map_or(Cuts::Round, |(_, step)| cuts(step))
     }
 
     /// Why micro-batches change the bits of an [exact](crate::MemoryConfig::exact) run, which therefore takes whole batches. `None` if they do
     /// not, or if the run is not exact.
     pub fn mixes_samples(&self) -> Option<Mixes> {
-        match self.cuts() {
+        match self.cuts(false) {
             Cuts::Mix(mixes) => Some(mixes),
             Cuts::Round | Cuts::KeepBits => None,
         }
@@ -179,7 +180,7 @@ impl Planner {
 
     /// Whether an [exact](crate::MemoryConfig::exact) run may be cut into any micro-batches, since they have the same bits.
     pub fn keeps_bits(&self) -> bool {
-        self.cuts() == Cuts::KeepBits
+        self.cuts(false) == Cuts::KeepBits
     }
 
     /// Whether the forward pass draws random numbers.
@@ -241,7 +242,7 @@ impl Planner {
         let allowed = largest_within(limit_bytes);
         let streams = self.checkpoints.as_ref().is_some_and(Plan::streams);
         let mut sizes: Vec<usize> = match self.micro_batch {
-            _ if streams && self.keeps_bits() => vec![self.batch], // a store adds up the gradients of micro-batches
+            _ if streams && step.is_whole_in_store() => vec![self.batch],
             Some(size) => vec![size.min(self.batch)],
             None => {
                 let halves = (0..).map(|half| self.batch >> half).take_while(|size| *size > 0);
@@ -255,7 +256,7 @@ impl Planner {
             plans.push(self.best(step, places, precision, size, limit_bytes)?);
         }
         if self.micro_batch.is_some_and(|size| size < self.batch)
-            && self.keeps_bits()
+            && step.is_whole_in_store()
             && places.iter().any(Option::is_some)
         {
             let whole = self.best(step, places, precision, self.batch, limit_bytes)?;
@@ -307,7 +308,7 @@ impl Planner {
             return Ok(plain);
         }
         let mut smallest = plain.clone();
-        let rounds = micro_batch < self.batch && *step.cuts() == Cuts::KeepBits;
+        let rounds = micro_batch < self.batch && step.is_whole_in_store();
         for store in places.iter().copied().filter(|store| store.is_none() || !rounds) {
             let moving = Moving { transfer: self.transfer, store };
             let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), moving)?;

@@ -187,6 +187,21 @@ impl RecordedStep {
         &self.cuts
     }
 
+    /// What they do if blocks have their parameters in a store.
+    pub(crate) fn cuts_in_store(&self) -> Cuts {
+        let streamed = self.streamed(&Plan::stream(self.blocks_in_store(), 1).unwrap_or_else(|_| Plan::none(0)));
+        let shared = self.traces(true).whole.shared_parameters().intersection(&streamed).next();
+        match (&self.cuts, shared) {
+            (Cuts::KeepBits, Some(path)) => Cuts::Mix(Mixes::Shared(path.clone())),
+            (cuts, _) => cuts.clone(),
+        }
+    }
+
+    /// Whether a batch may be cut in memory, but not if blocks have their parameters in a store.
+    pub(crate) fn is_whole_in_store(&self) -> bool {
+        self.cuts == Cuts::KeepBits && self.cuts_in_store() != Cuts::KeepBits
+    }
+
     /// Number of blocks that can be checkpointed; the operations between two chains count as one.
     pub(crate) fn blocks(&self) -> usize {
         self.in_memory.whole.blocks()

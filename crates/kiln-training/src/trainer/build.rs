@@ -14,7 +14,7 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan};
+use crate::planning::{Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::replicas::Group;
 use crate::schedule::Schedule;
@@ -148,13 +148,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let micro_batch = plan.as_ref().map_or(self.memory.micro_batch, |plan| Some(plan.micro_batch));
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
-        if let Some(mixes) = planner.as_ref().and_then(Planner::mixes_samples) {
+        let streams = plan.as_ref().is_some_and(|plan| plan.checkpoints.streams());
+        let cuts = planner.as_ref().map_or(Cuts::Round, |planner| planner.cuts(streams));
+        if let Cuts::Mix(mixes) = &cuts {
             tracing::info!("batches are not cut: {mixes}");
         }
-        let keeps_bits = planner.as_ref().is_some_and(Planner::keeps_bits);
-        // Micro-batches in a store round, and those that mix samples change numbers.
-        let streams = plan.as_ref().is_some_and(|plan| plan.checkpoints.streams());
-        let fixed = self.memory.exact && (streams || !keeps_bits);
+        let fixed = self.memory.exact && cuts != Cuts::KeepBits;
         let recovery = self.recovery(&site, micro_batch, plans.len(), fixed)?;
         let mut trainer = Trainer {
             task: self.task,
@@ -439,7 +438,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             return Ok(plan);
         }
         let checkpoints = planner.checkpoints.clone().unwrap_or_else(|| Plan::none(planner.blocks()));
-        let most = self.memory.micro_batch.filter(|_| !(checkpoints.streams() && planner.keeps_bits()));
+        let is_whole = checkpoints.streams() && planner.keeps_bits() && planner.cuts(true) != Cuts::KeepBits;
+        let most = self.memory.micro_batch.filter(|_| !is_whole);
         let micro_batch = most.unwrap_or(usize::MAX).min(planner.batch);
         planner.evaluate(self.run.precision.compute(), &checkpoints, micro_batch, u64::MAX)
     }
