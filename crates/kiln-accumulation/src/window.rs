@@ -190,10 +190,10 @@ impl<S> Window<S> {
         self.own.of(self.own.count() - self.fed)
     }
 
-    /// Runs the forward pass of a micro-batch.
-    pub fn during<R>(&mut self, model: &impl Module, forward: impl FnOnce() -> R) -> R {
+    /// Runs the forward pass of a micro-batch, whose first sample has the number `first_sample` in the batch.
+    pub fn during<R>(&mut self, model: &impl Module, first_sample: usize, forward: impl FnOnce() -> R) -> R {
         match &mut self.in_order {
-            Some(sums) => sums.during(model, forward),
+            Some(sums) => sums.during(model, first_sample, forward),
             None => forward(),
         }
     }

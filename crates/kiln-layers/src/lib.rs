@@ -89,7 +89,7 @@ pub use batch_norm::{
 };
 pub use check::takes;
 pub use conv2d::conv2d;
-pub use dropout::dropout;
+pub use dropout::{dropout, dropout_layer};
 pub use embedding::{add_positions, embedding, embedding_by_rows};
 pub use error::Error;
 pub use group_norm::{group_norm, instance_norm};

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Initializer, LayerNorm, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, Initializer, LayerNorm, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::{hard_swish, relu};
 use burn::tensor::{Device, Tensor};
 use kiln_layers::{NormActivation, conv2d_batch_norm_activated};
@@ -69,6 +69,11 @@ pub(crate) fn batch_norm<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Tens
 /// Whether kiln-layers' operations are wanted, and can compute on the device and in the dtype of `x`.
 pub(crate) fn usable<const D: usize>(lean: bool, x: &Tensor<D>) -> bool {
     lean && kiln_layers::takes(x)
+}
+
+/// Drops values, where there is autodiff.
+pub(crate) fn dropped<const D: usize>(layer: &Dropout, lean: bool, x: Tensor<D>) -> Tensor<D> {
+    if usable(lean, &x) { output(kiln_layers::dropout_layer(layer, x)) } else { layer.forward(x) }
 }
 
 /// Unwraps the output of an operation of kiln-layers. The model is built so that its inputs fit together.

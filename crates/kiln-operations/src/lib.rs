@@ -55,7 +55,7 @@ pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, On
 pub use product::{Cpu, Product, cache_bytes, chain_scratch, enough_rows, padded_rows};
 pub use read_parameter::read_parameter;
 pub use row_parts::RowParts;
-pub use running_sums::{RunningSums, SumError, SumUses, adds_in_order, stands_for};
+pub use running_sums::{RunningSums, SumError, SumUses, adds_in_order, first_sample, stands_for};
 pub use sinks::Sinks;
 pub use sums::accumulate_into;
 pub use updated_part::{UpdatedPart, update_part, updated_part};

@@ -31,7 +31,7 @@ thread_local! {
 /// let layer = LinearConfig::new(3, 2).init(&Device::flex().autodiff());
 /// let mut sums = RunningSums::default();
 /// for _micro_batch in 0..4 {
-///     sums.during(&layer, || { /* forward and backward pass with the layers of kiln-layers */ });
+///     sums.during(&layer, 0, || { /* forward and backward pass with the layers of kiln-layers */ });
 /// }
 /// assert!(sums.finish(&layer)?.is_empty());
 /// # Ok::<(), kiln_operations::SumError>(())
@@ -49,6 +49,7 @@ struct Pass {
     leaves: HashMap<NodeId, Leaf>,
     /// Uses so far.
     uses: HashMap<(ParamId, &'static str), usize>,
+    first_sample: usize,
 }
 
 /// The sum of one use.
@@ -129,11 +130,11 @@ pub(crate) enum Place {
 
 impl RunningSums {
     /// Runs the forward and the backward pass of a micro-batch, which add to the sums of the parameters of `model`. A backward pass that is
-    /// not part of `pass` must run in [`go_on`](Self::go_on).
-    pub fn during<R>(&mut self, model: &impl Module, pass: impl FnOnce() -> R) -> R {
+    /// not part of `pass` must run in [`go_on`](Self::go_on). `first_sample` is the number of the micro-batch's first sample in the batch.
+    pub fn during<R>(&mut self, model: &impl Module, first_sample: usize, pass: impl FnOnce() -> R) -> R {
         let mut leaves = Leaves(HashMap::new());
         model.visit(&mut leaves);
-        self.pass = Pass { leaves: leaves.0, uses: HashMap::new() };
+        self.pass = Pass { leaves: leaves.0, uses: HashMap::new(), first_sample };
         self.go_on(pass)
     }
 
@@ -273,6 +274,11 @@ fn node_of(tensor: &DispatchTensor) -> Option<NodeId> {
 /// Whether operations on this thread add rows in their order, since [running sums](RunningSums) are open.
 pub fn adds_in_order() -> bool {
     OPEN.with_borrow(Option::is_some)
+}
+
+/// The number of the first sample of the micro-batch in its batch, in the pass of [running sums](RunningSums) on this thread.
+pub fn first_sample() -> usize {
+    OPEN.with_borrow(|open| open.as_ref().map_or(0, |open| open.pass.first_sample))
 }
 
 /// Lets a leaf of another graph, such as that of a recomputed segment, stand for the leaf of a parameter.

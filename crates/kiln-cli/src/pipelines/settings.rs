@@ -67,8 +67,8 @@ pub struct RunSettings {
     /// Keep every bit: cut batches only where that changes none
     ///
     /// --memory, and memory that runs out, recompute, offload and stream blocks. They also cut batches on the CPU if gradients can be
-    /// added up row by row: those of a lean GPT without dropout. Otherwise batches are cut as --micro-batch says, or not at
-    /// all, since batch norm and dropout compute other numbers and sums are rounded in another order.
+    /// added up row by row: those of a lean GPT. Otherwise batches are cut as --micro-batch says, or not at all, since batch norm
+    /// computes other numbers and sums are rounded in another order.
     #[arg(long, help_heading = "Memory")]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,

@@ -1,12 +1,14 @@
 //! Gradients of parameters that are added row by row have the same bits however a batch is cut.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{
+    DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig,
+};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{
-    Activation, LinearCrossEntropy, Mask, activation_linear, add_positions, embedding, layer_norm, linear, norm_linear,
-    norm_self_attention,
+    Activation, LinearCrossEntropy, Mask, activation_linear, add_positions, dropout_layer, embedding, layer_norm,
+    linear, norm_linear, norm_self_attention,
 };
 use kiln_operations::{RunningSums, SumError, read_parameter};
 use proptest::prelude::*;
@@ -108,7 +110,7 @@ fn gradients(
     let (mut sums, mut first, time) = (RunningSums::default(), 0, ids.dims()[1]);
     for (index, size) in cuts.iter().enumerate() {
         let part = ids.clone().narrow(0, first, *size);
-        sums.during(net, || {
+        sums.during(net, first, || {
             let loss = net.loss(part, heads, dtype) * (factor(index) * (size * time) as f32);
             let apart = GradientsParams::from_grads(loss.backward(), net);
             assert!(apart.is_empty(), "all gradients are in the sums");
@@ -183,7 +185,34 @@ fn a_loss_that_is_no_mean_over_its_weight_is_refused() {
     assert!(gradients(&net, &ids, (&[2, 1], 1, DType::F32), |_| 0.5).is_ok());
 
     let mut sums = RunningSums::default();
-    sums.during(&net, || drop(net.loss(ids.clone(), 1, DType::F32)));
+    sums.during(&net, 0, || drop(net.loss(ids.clone(), 1, DType::F32)));
     let refused = sums.finish(&net).map(|_| ()).unwrap_err();
     assert_eq!(refused, SumError::Dropped { operation: "linear cross-entropy" });
+}
+
+#[test]
+fn dropout_has_the_mask_of_the_sample_in_any_cut() {
+    let device = Device::flex().autodiff();
+    let (model, drop) = (LinearConfig::new(1, 1).init(&device), DropoutConfig::new(0.4).init());
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let dropped = |cuts: &[usize]| {
+            let (mut sums, mut first, mut found) = (RunningSums::default(), 0, vec![]);
+            for size in cuts {
+                device.seed(5);
+                found.push(sums.during(&model, first, || {
+                    let x = Tensor::<3>::ones([*size, 7, 11], (&device, dtype)).require_grad();
+                    let layer = |x| dropout_layer(&drop, x).unwrap();
+                    let y = layer(layer(x.clone()) + x.clone());
+                    let gradient = x.grad(&y.clone().sum().backward()).unwrap();
+                    Tensor::cat(vec![y.inner(), gradient], 2)
+                }));
+                first += size;
+            }
+            Tensor::cat(found, 0).into_data()
+        };
+        let whole = dropped(&[6]);
+        for cuts in [vec![1; 6], vec![2, 4], vec![5, 1]] {
+            assert_eq!(dropped(&cuts).as_bytes(), whole.as_bytes(), "{cuts:?}");
+        }
+    }
 }

@@ -36,7 +36,7 @@ const SCALES: [&str; 4] = ["Mul", "MulScalar", "Div", "DivScalar"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mixes {
-    /// The forward pass draws random numbers.
+    /// The forward pass draws random numbers for each sample from the generator of the device.
     Random,
     /// An operation may compute a sample in another way in another batch, or sums over samples in another order.
     Operation {
@@ -56,7 +56,7 @@ pub enum Mixes {
 impl fmt::Display for Mixes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Random => write!(f, "dropout draws other random numbers in other micro-batches"),
+            Self::Random => write!(f, "burn's dropout draws other random numbers in other micro-batches"),
             Self::Operation { name, path } if path.is_empty() => write!(f, "{name} depends on the micro-batch"),
             Self::Operation { name, path } => write!(f, "{name} of {path} depends on the micro-batch"),
             Self::Parameter(path) => write!(f, "the gradient of {path} is added up by micro-batches"),
@@ -70,7 +70,7 @@ impl StepTrace {
     /// Why another division of a batch into micro-batches may change bits. `None` if it cannot, for a step that was recorded
     /// [in order](crate::StepOptions::in_order).
     pub fn mixes_samples(&self) -> Option<Mixes> {
-        if self.draws_random() {
+        if (self.phases[0]..self.phases[1]).any(|index| self.is_random(index) && !self.is_by_sample(index)) {
             return Some(Mixes::Random);
         }
         if let Some(index) = (self.phases[0]..self.phases[2]).find(|index| !self.is_by_sample(*index)) {
@@ -89,6 +89,10 @@ impl StepTrace {
         &self.shared
     }
 
+    fn is_random(&self, index: usize) -> bool {
+        self.graph.kind_at(index).name.contains("Random")
+    }
+
     /// Whether an operation computes each sample by itself.
     fn is_by_sample(&self, index: usize) -> bool {
         let kind = self.graph.kind_at(index).short();
@@ -99,6 +103,8 @@ impl StepTrace {
             return inputs().all(|dims| !dims.iter().skip(1).any(grows));
         }
         match kind {
+            // The same numbers for all samples.
+            _ if self.is_random(index) => !outputs.any(|dims| dims.iter().any(grows)),
             // All samples.
             "Slice" => inputs().zip(outputs).all(|(from, to)| from.iter().zip(to).all(|(a, b)| !grows(a) || a == b)),
             // A factor of the loss is rounded with the weight of the micro-batch.

@@ -292,7 +292,7 @@ fn step<M: Module + 'static>(
         Ok(Tracked::backward(loss))
     };
     let gradients = match &mut running {
-        Some(running) => running.during(&model, pass)?,
+        Some(running) => running.during(&model, 0, pass)?,
         None => pass()?,
     };
     let mut take = Take { gradients, taken: GradientsParams::new(), path: vec![], apart: BTreeSet::new() };

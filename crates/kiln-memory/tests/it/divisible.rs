@@ -38,8 +38,8 @@ const IN_ORDER: StepOptions = StepOptions {
 
 #[test]
 fn a_decoder_on_lean_layers_may_be_cut_anywhere() {
-    for accumulate in [false, true] {
-        let trace = recorded(gpt(0.0, true), gpt_loss, StepOptions { accumulate, ..IN_ORDER });
+    for (accumulate, dropout) in [(false, 0.0), (true, 0.0), (false, 0.1), (true, 0.1)] {
+        let trace = recorded(gpt(dropout, true), gpt_loss, StepOptions { accumulate, ..IN_ORDER });
         assert_eq!(trace.mixes_samples(), None);
     }
 }
@@ -47,7 +47,7 @@ fn a_decoder_on_lean_layers_may_be_cut_anywhere() {
 #[test]
 fn what_depends_on_the_micro_batch_is_named() {
     let mixes = |trace: StepTrace| trace.mixes_samples().unwrap();
-    assert_eq!(mixes(recorded(gpt(0.1, true), gpt_loss, IN_ORDER)), Mixes::Random);
+    assert_eq!(mixes(recorded(gpt(0.1, false), gpt_loss, IN_ORDER)), Mixes::Random);
     let stock = mixes(recorded(gpt(0.0, false), gpt_loss, IN_ORDER));
     assert!(matches!(stock, Mixes::Operation { .. }), "{stock}");
     // Added up by micro-batches.

@@ -10,7 +10,7 @@ use burn::tensor::{Bool, DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
 
 use super::config::GptConfig;
-use crate::layers::{self, layer_norm, normal_linear, output, usable};
+use crate::layers::{self, dropped, layer_norm, normal_linear, output, usable};
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
 #[derive(Module, Debug)]
@@ -102,7 +102,7 @@ impl GptHalf {
             (Branch::FeedForward(mlp), true) => mlp.lean(&self.norm, x),
             (Branch::FeedForward(mlp), false) => mlp.stock(layer_norm(&self.norm, x)),
         };
-        x_btc + self.drop.forward(branch)
+        x_btc + dropped(&self.drop, self.lean, branch)
     }
 
     /// Runs the half on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since

@@ -14,7 +14,7 @@ use super::block::{GptBlock, GptCache, GptHalf, KeysValues, Position};
 use super::config::GptConfig;
 use super::parts::GptParts;
 use crate::Error;
-use crate::layers::{layer_norm, output, usable};
+use crate::layers::{dropped, layer_norm, output, usable};
 
 /// GPT-2's `initializer_range`.
 const STD: f64 = 0.02;
@@ -112,10 +112,11 @@ impl Gpt {
             (None, true) => output(kiln_layers::embedding(&self.wte, ids_bt)),
             (None, false) => self.wte.forward(ids_bt),
         };
-        let x_btc = self.drop.forward(match is_lean {
+        let x_btc = match is_lean {
             true => output(kiln_layers::add_positions(&self.wpe, past, words_btc)),
             false => words_btc + self.wpe.weight.val().narrow(0, past, t).unsqueeze(),
-        });
+        };
+        let x_btc = dropped(&self.drop, is_lean, x_btc);
         match self.h.first() {
             Some(block) => x_btc.cast(block.dtype()),
             None => x_btc,

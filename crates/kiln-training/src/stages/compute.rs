@@ -39,7 +39,7 @@ where
 {
     let Some(staged) = inputs.staged else { return compute_in_turn(inputs, model, statistics) };
     let division = &staged.division;
-    let parts: Vec<_> = inputs.micro_batches.iter().collect();
+    let parts: Vec<_> = inputs.micro_batches.iter().map(|(_, weight, part)| (weight, part)).collect();
     let uses = staged.readers.in_model(model);
     let run = Run {
         inputs,

@@ -49,16 +49,16 @@ impl<'a, B: Batch> MicroBatches<'a, B> {
     }
 
     /// The micro-batches with their weights. Each is cut from the batch when it is asked for.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Weight, Part<'a, B>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Weight, Part<'a, B>)> {
         let whole = self.ranges.len() == 1;
         let parts = self.batch.into_iter().flat_map(move |batch| {
             self.ranges.iter().map(move |range| {
                 let part = if whole { Part::Whole(batch) } else { Part::Slice(batch.slice(range.clone())) };
-                (part.batch().weight(), part)
+                (range.start, part.batch().weight(), part)
             })
         });
         // A part in which no token carries a loss has no mean loss and adds nothing.
-        parts.filter(|(weight, _)| weight.count() > 0)
+        parts.filter(|(_, weight, _)| weight.count() > 0)
     }
 }
 
@@ -131,12 +131,14 @@ pub(crate) fn compute_in_turn<T: Task>(
     let mut window = if inputs.in_order { window.in_order() } else { window };
     let mut named = vec![];
     let mut micro_batches = inputs.micro_batches.iter().enumerate();
-    while let Some((index, (weight, part))) = micro_batches.next() {
-        let seed = inputs.state.step_seed((first_micro_batch + index) as u64);
+    while let Some((index, (first_sample, weight, part))) = micro_batches.next() {
+        // Where rows are added in their order, masks depend on the sample.
+        let index = if inputs.in_order { 0 } else { first_micro_batch + index };
+        let seed = inputs.state.step_seed(index as u64);
         let _random = seed_random_numbers(device, seed, inputs.draws_random);
         inputs.at(Boundary::CopyIn)?;
         let pass = Pass::training(model, device, inputs.plan, inputs.draws_random).streamed(inputs.streamed);
-        let loss = window.during(model, || inputs.task.loss(&pass, part.batch()));
+        let loss = window.during(model, first_sample, || inputs.task.loss(&pass, part.batch()));
         named.extend(pass.into_named()?);
         inputs.at(Boundary::Forward)?;
         let fed = window.feed(model, weight, loss).map_err(|e| Error::of_accumulation(step, e))?;
@@ -146,7 +148,7 @@ pub(crate) fn compute_in_turn<T: Task>(
         match fed {
             Fed::Open(next) => window = next,
             Fed::Complete(batch) => match micro_batches.next() {
-                Some((_, (fed, _))) => return Err(Error::TooMuch { step, fed }),
+                Some((_, (_, fed, _))) => return Err(Error::TooMuch { step, fed }),
                 None => {
                     let (loss, micro_batches) = (batch.loss.clone(), batch.micro_batches);
                     let (gradients, scale) = batch.into_scaled_gradients();

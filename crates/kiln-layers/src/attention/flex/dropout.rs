@@ -1,8 +1,8 @@
 //! Random numbers of attention dropout. They depend only on seed, head, query and key.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::DType;
 
+use crate::dropout::flex::number;
 use kiln_operations::simd;
 
 /// Counters that are computed together as vectors. Each gives 4 numbers.
@@ -23,18 +23,7 @@ pub(super) struct Dropout {
 impl Dropout {
     /// `seed` is a tensor of one integer.
     pub(super) fn new(seed: &FlexTensor, rate: f64) -> Self {
-        let seed = seed.to_contiguous();
-        let number = match seed.dtype() {
-            DType::I64 => seed.storage::<i64>()[0],
-            DType::I32 => seed.storage::<i32>()[0].into(),
-            DType::I16 => seed.storage::<i16>()[0].into(),
-            DType::I8 => seed.storage::<i8>()[0].into(),
-            DType::U64 => seed.storage::<u64>()[0].cast_signed(),
-            DType::U32 => seed.storage::<u32>()[0].into(),
-            DType::U16 => seed.storage::<u16>()[0].into(),
-            DType::U8 => seed.storage::<u8>()[0].into(),
-            _ => 0,
-        };
+        let number = number(seed);
         let threshold = (rate * 2f64.powi(32)) as u32;
         Self { seed: [number as u32, (number >> 32) as u32], threshold, factor: (1.0 / (1.0 - rate)) as f32 }
     }
