@@ -1,12 +1,13 @@
 //! An embedding and a loss whose weight is in memory some rows at a time have the bits of those with the weight in memory.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Param, ParamId};
 use burn::nn::Embedding;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use kiln_layers::{Error, LinearCrossEntropy, Reduction, RowWeight, embedding, embedding_by_rows};
-use kiln_operations::RowParts;
+use kiln_operations::{RowParts, RunningSums, read_parameter};
 
 /// A matrix in host memory.
 #[derive(Debug)]
@@ -18,6 +19,9 @@ struct Memory {
     /// The parts that were read.
     read: Mutex<Vec<usize>>,
     uses: Mutex<usize>,
+    /// The sums of parts that rows are added to in their order, and their factor.
+    sums: Mutex<BTreeMap<usize, TensorData>>,
+    factor: Mutex<f32>,
 }
 
 impl RowParts for Memory {
@@ -50,6 +54,19 @@ impl RowParts for Memory {
             *self.uses.lock().unwrap() -= 1;
         }
     }
+
+    fn take_sum(&self, part: usize) -> Option<TensorData> {
+        self.sums.lock().unwrap().remove(&part)
+    }
+
+    fn put_sum(&self, part: usize, sum: TensorData, factor: f32) {
+        assert_eq!(sum.shape().as_slice(), [self.rows(part).len(), self.shape[1]]);
+        assert!(self.sums.lock().unwrap().insert(part, sum).is_none(), "part {part} was not taken out");
+        *self.factor.lock().unwrap() = factor;
+        if part + 1 == self.count() {
+            *self.uses.lock().unwrap() -= 1;
+        }
+    }
 }
 
 fn device() -> Device {
@@ -66,7 +83,8 @@ fn weight([classes, width]: [usize; 2], rows: usize) -> (Tensor<2>, Arc<Memory>,
     let all = values.to_data().try_to_vec::<f32>().unwrap();
     let none = || Mutex::new(vec![]);
     let gradient = Mutex::new(vec![0.0; all.len()]);
-    let parts = Memory { values: all, shape: [classes, width], rows, gradient, read: none(), uses: Mutex::new(0) };
+    let (uses, sums, factor) = (Mutex::new(0), Mutex::default(), Mutex::new(1.0));
+    let parts = Memory { values: all, shape: [classes, width], rows, gradient, read: none(), uses, sums, factor };
     let hollow = Tensor::<2>::full([1, 1], f32::NAN, &Device::flex()).expand::<2, _>([classes, width]);
     let parameter = Param::initialized(ParamId::new(), hollow.autodiff().require_grad());
     (values, Arc::new(Memory { read: none(), ..parts }), parameter)
@@ -157,4 +175,64 @@ fn what_has_no_single_loss_is_refused() {
         error.unwrap_err().to_string(),
         "the width of the hidden rows is 5, and the width of the weight is 4; expected the same"
     );
+}
+
+/// The bits of the sum of all parts.
+fn sum_bits(parts: &Memory) -> Vec<u32> {
+    let (sums, factor) = (parts.sums.lock().unwrap(), *parts.factor.lock().unwrap());
+    sums.values().flat_map(|sum| sum.try_to_vec::<f32>().unwrap()).map(|sum| (sum * factor).to_bits()).collect()
+}
+
+#[test]
+fn rows_are_added_in_their_order_as_in_memory_in_any_cut() {
+    const SAMPLES: usize = 70;
+    for (shape, rows) in [([60, 8], 16), ([2080, 320], 1024), ([5000, 4], 512), ([9000, 4], 4096)] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let (values, parts, parameter) = weight(shape, rows);
+            let layer = Embedding { weight: Param::initialized(ParamId::new(), values.autodiff().require_grad()) };
+            let (hidden, upstream) = (random([SAMPLES, shape[1]], dtype), random([SAMPLES, 1, shape[1]], dtype));
+            let ids = (0..SAMPLES as i64).map(|row| row * 37 % shape[0] as i64).collect::<Vec<_>>();
+            let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [SAMPLES]), &device());
+            let sum_of = |is_loss: bool, by_rows: bool, cuts: &[usize]| {
+                let (mut sums, mut first) = (RunningSums::default(), 0);
+                for count in cuts {
+                    let hidden = hidden.clone().narrow(0, first, *count).autodiff().require_grad();
+                    let upstream = upstream.clone().narrow(0, first, *count).autodiff();
+                    let ids = ids.clone().narrow(0, first, *count);
+                    let (loss, by_row) = (LinearCrossEntropy::new(), RowWeight::new(&parameter, parts.clone()));
+                    let read = || read_parameter(layer.weight.val(), dtype);
+                    sums.during(&layer, first, || {
+                        let mean = match (is_loss, by_rows) {
+                            (true, true) => loss.forward_by_rows(hidden, &by_row, ids).unwrap(),
+                            (true, false) => loss.forward_by_class(hidden, read(), ids).unwrap(),
+                            (false, true) => {
+                                (embedding_by_rows(&by_row, ids.reshape([*count, 1])).unwrap().cast(dtype) * upstream)
+                                    .sum()
+                            }
+                            (false, false) => {
+                                (embedding(&layer, ids.reshape([*count, 1])).unwrap().cast(dtype) * upstream).sum()
+                            }
+                        };
+                        let weight = if is_loss { *count as f32 / 64.0 } else { 1.0 };
+                        let _ = (mean.cast(DType::F32) * weight).backward();
+                    });
+                    first += count;
+                }
+                if !by_rows {
+                    return bits(sums.finish(&layer).unwrap().get::<2>(layer.weight.id).unwrap().autodiff());
+                }
+                assert_eq!(*parts.uses.lock().unwrap(), 0);
+                let sum = sum_bits(&parts);
+                parts.sums.lock().unwrap().clear();
+                sum
+            };
+            for is_loss in [true, false] {
+                let expected = sum_of(is_loss, false, &[SAMPLES]);
+                for cuts in [&[SAMPLES][..], &[1, 69], &[33, 17, 20]] {
+                    let found = sum_of(is_loss, true, cuts);
+                    assert!(found == expected, "{shape:?} in {rows} rows, {dtype:?}, {cuts:?}, loss: {is_loss}");
+                }
+            }
+        }
+    }
 }

@@ -6,7 +6,7 @@ use kiln_precision::{Policy, Scaling};
 use kiln_recovery::{Injector, Patience};
 use kiln_training::{Error, MemoryBudget, OptimizerConfig, Precision, Recompute, StoreConfig, TrainerBuilder};
 
-use crate::case::{Case, Classify, Make, gpt, resnet};
+use crate::case::{Case, Classify, Make, gpt, large_vocabulary, resnet};
 use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, temporary, turn};
 
 /// Models whose numbers depend on the micro-batch by more than rounding: with batch norm, and with burn's dropout.
@@ -117,6 +117,27 @@ fn cuts_and_plans_change_no_bit_of_a_decoder() {
         for plan in [Recompute::Every(1), Recompute::Offload, Recompute::Stream] {
             run(None, plan.clone()).assert_same(&expected, &format!("{case:?}: {plan:?}"));
         }
+    }
+}
+
+#[test]
+fn words_in_a_store_are_added_up_by_rows_in_any_cut() {
+    let _turn = turn();
+    let make = Make::Gpt(large_vocabulary().with_dropout(0.1));
+    let case =
+        Case::new(make, OptimizerConfig::adamw(), 4, 4).with(|settings| Settings { micro_batch: None, ..settings });
+    let run = |micro_batch: Option<usize>, plan: Recompute| {
+        let builder = exact(&case).with_micro_batch(micro_batch).with_recompute(plan);
+        let builder = builder.with(|settings| settings.memory.store = Some(StoreConfig::Host));
+        let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
+        for step in 0..2 {
+            let _ = trainer.step(&case.batch(step)).unwrap();
+        }
+        Snapshot::of(&trainer)
+    };
+    let expected = run(None, Recompute::None);
+    for micro_batch in [None, Some(1), Some(3)] {
+        run(micro_batch, Recompute::Stream).assert_same(&expected, &format!("micro-batches of {micro_batch:?}"));
     }
 }
 

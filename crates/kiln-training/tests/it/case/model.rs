@@ -49,12 +49,12 @@ pub(crate) fn resnet(width: usize, lean: bool) -> Make {
     Make::ResNet(ResNetConfig::resnet18(CLASSES).with_width(width).with_stem(Stem::Cifar).with_lean(lean))
 }
 
-/// A decoder of two layers.
 /// A decoder whose vocabulary is more than a part of an update in a store, so that it is in memory some rows at a time.
 pub(crate) fn large_vocabulary() -> GptConfig {
     GptConfig::tiny(140_000, TOKENS).with_layers(1).with_width(8).with_heads(2)
 }
 
+/// A decoder of two layers.
 pub(crate) fn gpt(dropout: f64, lean: bool) -> GptConfig {
     GptConfig::tiny(VOCABULARY, TOKENS).with_layers(2).with_dropout(dropout).with_lean(lean)
 }
