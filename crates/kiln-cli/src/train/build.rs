@@ -119,10 +119,13 @@ fn with_alternatives<'a, P: Pipeline>(
 
 /// If no plan fits, names the option that makes the largest part of a step smaller.
 fn refused(error: kiln_training::Error, loader_bytes: u64, exact: bool) -> anyhow::Error {
-    let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
+    let kiln_training::Error::NothingFits { largest_bytes, least: (_, samples), .. } = &error else {
+        return error.into();
+    };
     let advice = match loader_bytes >= *largest_bytes {
         true => "--loader-memory makes the loader's part smaller",
-        false if exact => "without --exact, batches are cut also where that changes bits",
+        false if exact && *samples > 1 => "without --exact, batches are cut also where that changes bits",
+        false if exact => "a smaller model, image or context makes it smaller",
         false => {
             "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
              --allow-8bit-optimizer where optimizer state is"

@@ -45,12 +45,18 @@ fn exact_runs_of_a_transformer_are_cut_and_have_the_same_weights() {
         ("one", &["--micro-batch", "1", "--checkpointing", "every:1"], ""),
         // Gradients of streamed blocks leave memory.
         ("stored", &["--memory", "step:8MiB"], "streamed"),
+        ("both", &["--memory", "step:3MiB"], "micro-batches of 2 of 8: same bits"),
         ("short", &["--memory", "step:18MiB", "--inject-oom", "0.05"], "out of memory"),
     ] {
         let text = train(out, "4", options);
         assert!(text.contains(said), "{out}: {text}");
         assert!(weights(&at.join(out)) == weights(&at.join("free")), "{out}: {text}");
     }
+    train("dropped", "4", &["--dropout", "0.1"]);
+    let parts = ["--dropout", "0.1", "--micro-batch", "3", "--checkpointing", "stream"];
+    train("dropped-parts", "4", &parts);
+    assert!(weights(&at.join("dropped-parts")) == weights(&at.join("dropped")));
+    assert!(weights(&at.join("dropped")) != weights(&at.join("free")));
 
     // It goes on as planned, or as another call plans.
     train("halves", "2", &["--memory", "step:18MiB"]);
