@@ -1,7 +1,9 @@
-//! The harness that measures the reference pipelines: `cargo xtask bench`, `cargo xtask predictions` and `cargo xtask gpu`.
+//! The harness that measures the reference pipelines: `cargo xtask bench`, `cargo xtask predictions`, `cargo xtask same-bits` and
+//! `cargo xtask gpu`.
 //!
 //! - [`mod@bench`]: whole steps against burn's own loop, and single functions.
 //! - [`predictions`]: predicted against measured memory of steps that are drawn at random.
+//! - [`same_bits`]: exact runs in many ways, which end with the same weights.
 //! - [`gpu`]: the numbered list of checks and measurements on a GPU.
 //! - The criterion benches are in `benches/`, equal work in PyTorch is in `peers/`, results with their provenance are in `results/`.
 //!
@@ -13,3 +15,4 @@ pub mod gpu;
 mod locked;
 pub mod predictions;
 mod provenance;
+pub mod same_bits;

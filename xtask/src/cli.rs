@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Bench(benches::bench::BenchArguments),
     /// Compare predicted with measured memory on training steps that are drawn at random
     Predictions(benches::predictions::PredictionsArguments),
+    /// Train a model with --exact within budgets, in micro-batches, from a store, with failures and kills: all have the same weights
+    SameBits(benches::same_bits::SameBitsArguments),
     /// Find tables of README.md and docs/ that are older than the code that they describe
     Figures(Figures),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
