@@ -39,7 +39,7 @@ impl Streamed {
         let Some(number) = self.layout().numbers.get(&id).copied() else { return Ok(None) };
         let (entry, content) = (&self.layout().entries[number], Content::Value);
         let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_into(blob, bytes))?;
-        tensor(Blob::new(number, content, 0), bytes, (&entry.shape, entry.dtype), device).map(Some)
+        Ok(Some(tensor(bytes, (&entry.shape, entry.dtype), device)))
     }
 
     /// The value of a part of a parameter after the last commit, in the parameter's dtype and the memory order of the machine.

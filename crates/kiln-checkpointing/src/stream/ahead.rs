@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// Bytes that are read at once.
-const PIECE: usize = 128 << 10;
+const PIECE: usize = 32 << 10;
 
 /// Reads files on a thread of its own, one set at a time.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Ahead {
 
 /// Whoever needs a file that cannot be read will learn it.
 fn read(files: &[PathBuf]) {
-    let mut piece = vec![0; PIECE];
+    let mut piece = [0; PIECE];
     for file in files {
         let Ok(mut file) = File::open(file) else { continue };
         while file.read(&mut piece).is_ok_and(|count| count > 0) {}

@@ -2,32 +2,41 @@
 
 use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
-use super::store::Blob;
+use super::store::{Blob, Store};
 use crate::Error;
 
 /// The tensor of a blob's bytes.
-pub(super) fn tensor<const D: usize>(
-    blob: Blob,
-    bytes: Vec<u8>,
-    (shape, dtype): (&[usize], DType),
-    device: &Device,
-) -> Result<Tensor<D>, Error> {
-    let mut data = data(blob, bytes, (shape, dtype))?;
+pub(super) fn tensor<const D: usize>(bytes: Bytes, (shape, dtype): (&[usize], DType), device: &Device) -> Tensor<D> {
+    let mut data = TensorData::from_bytes(bytes, shape, dtype);
     // Moves the data to pinned memory on backends that have it.
     device.staging(std::iter::once(&mut data));
-    Ok(Tensor::from_data(data, (device, dtype)))
+    Tensor::from_data(data, (device, dtype))
 }
 
-/// The values of a blob's bytes.
-pub(super) fn data(blob: Blob, bytes: Vec<u8>, (shape, dtype): (&[usize], DType)) -> Result<TensorData, Error> {
-    let (found, expected) = (bytes.len(), dtype.size() * shape.iter().product::<usize>());
-    match found == expected {
-        true => Ok(TensorData::from_bytes_vec(bytes, shape, dtype)),
-        false => {
-            let reason = format!("it has {found} bytes, expected {expected}");
-            Err(Error::Store { path: blob.to_string(), reason })
-        }
+/// Zeros in the place of values of a dtype. burn makes a tensor of them without a copy, which bytes of a `Vec<u8>` need for their alignment.
+pub(super) fn zeros(bytes: usize, dtype: DType) -> Bytes {
+    match dtype.size() {
+        8 => Bytes::from_elems(vec![0u64; bytes / 8]),
+        4 => Bytes::from_elems(vec![0u32; bytes / 4]),
+        2 => Bytes::from_elems(vec![0u16; bytes / 2]),
+        _ => Bytes::from_elems(vec![0u8; bytes]),
     }
+}
+
+/// Reads a blob into `bytes`, which it must fill. Returns whether there is one.
+pub(super) fn read_into(store: &dyn Store, blob: Blob, bytes: &mut [u8]) -> Result<bool, Error> {
+    let mut found = 0;
+    let is_there = store.read(blob, &mut |piece, _| {
+        if let Some(place) = bytes.get_mut(found..found + piece.len()) {
+            place.copy_from_slice(piece);
+        }
+        found += piece.len();
+    })?;
+    if is_there && found != bytes.len() {
+        let reason = format!("it has {found} bytes, expected {}", bytes.len());
+        return Err(Error::Store { path: blob.to_string(), reason });
+    }
+    Ok(is_there)
 }
 
 pub(super) fn missing(blob: Blob) -> Error {

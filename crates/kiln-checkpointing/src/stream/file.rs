@@ -21,6 +21,8 @@ use crate::Error;
 const INDEX: &str = "store.json";
 const LOCK: &str = "lock";
 const FORMAT: u32 = 2;
+/// Bytes that are read at once.
+const PIECE: usize = 32 << 10;
 
 /// A store in a directory of a disk. It outlives the process: after a commit, and until the next, it is the run after that step.
 ///
@@ -123,10 +125,22 @@ impl FileStore {
         if durable { file.sync_all() } else { Ok(()) }
     }
 
-    fn read_version(&self, blob: Blob, version: Version, bytes: &mut Vec<u8>) -> Result<(), Error> {
-        let (path, start) = (self.path(blob, version.file), bytes.len());
-        let read = File::open(&path).and_then(|mut file| file.read_to_end(bytes)).map_err(|e| failure(&path, &e))?;
-        let found = Version { bytes: read as u64, crc32: crc32fast::hash(&bytes[start..]), ..version };
+    fn read_version(&self, blob: Blob, version: Version, take: &mut dyn FnMut(&[u8], usize)) -> Result<(), Error> {
+        let (path, mut crc32, mut read) = (self.path(blob, version.file), crc32fast::Hasher::new(), 0);
+        let mut piece = [0; PIECE];
+        let mut file = File::open(&path).map_err(|e| failure(&path, &e))?;
+        loop {
+            let count = match file.read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) => return Err(failure(&path, &e)),
+            };
+            read += count as u64;
+            crc32.update(&piece[..count]);
+            take(&piece[..count], version.bytes.saturating_sub(read) as usize);
+        }
+        let found = Version { bytes: read, crc32: crc32.finalize(), ..version };
         match found == version {
             true => Ok(()),
             false => {
@@ -153,12 +167,12 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+    fn read(&self, blob: Blob, take: &mut dyn FnMut(&[u8], usize)) -> Result<bool, Error> {
         let version = match blob.content {
             content if content.is_of_step() => self.next().get(&blob).copied(),
             _ => self.index().current.get(&blob).copied(),
         };
-        version.map_or(Ok(false), |version| self.read_version(blob, version, bytes).map(|()| true))
+        version.map_or(Ok(false), |version| self.read_version(blob, version, take).map(|()| true))
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {

@@ -32,7 +32,7 @@ impl Streamed {
         let (entry, content) = (&self.layout().entries[number], Content::Gradient);
         let bytes = read_parts(number, entry, content, part, |blob, bytes| self.read_sum(blob, bytes))?;
         let shape = part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
-        tensor(Blob::new(number, content, part.unwrap_or(0)), bytes, (&shape, entry.dtype_of(content)), device)
+        Ok(tensor(bytes, (&shape, entry.dtype_of(content)), device))
     }
 
     /// Adds a gradient to the sum of a parameter's gradients, of which one part is in memory at a time.
@@ -61,12 +61,10 @@ impl Streamed {
         Ok(sum)
     }
 
-    /// Appends a sum of gradients to `bytes`. Where operations have sums of their own, it is the sum of those, each times its factor.
-    pub(super) fn read_sum(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
-        let start = bytes.len();
-        let is_there = self.read_into(blob, bytes)?;
+    /// Reads a sum of gradients into `sum`. Where operations have sums of their own, it is the sum of those, each times its factor.
+    pub(super) fn read_sum(&self, blob: Blob, sum: &mut [u8]) -> Result<bool, Error> {
+        let is_there = self.read_into(blob, sum)?;
         let factor = |content| self.lock().factors.get(&(blob.parameter, content)).copied();
-        let sum = &mut bytes[start..];
         multiply(sum, factor(Content::Gradient).unwrap_or(1.0));
         if let Some(factor) = factor(Content::Partial) {
             let other = Blob { content: Content::Partial, ..blob };

@@ -32,10 +32,10 @@ impl HostStore {
 }
 
 impl Store for HostStore {
-    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
+    fn read(&self, blob: Blob, take: &mut dyn FnMut(&[u8], usize)) -> Result<bool, Error> {
         let held = self.held();
         let current = held.current.get(&blob);
-        bytes.extend_from_slice(current.map_or(&[], Vec::as_slice));
+        current.iter().for_each(|bytes| take(bytes, 0));
         Ok(current.is_some())
     }
 

@@ -18,9 +18,7 @@ pub(crate) struct Stored {
 impl Stored {
     /// The tensor.
     pub(crate) fn read(&self) -> Result<TensorData, Error> {
-        let blob = self.blob();
-        let bytes = self.streamed.read(blob)?.ok_or_else(|| super::bytes::missing(blob))?;
-        Ok(TensorData::from_bytes_vec(bytes, self.shape.clone(), self.dtype))
+        self.streamed.data(self.blob(), self.shape.clone(), self.dtype)
     }
 
     fn blob(&self) -> Blob {

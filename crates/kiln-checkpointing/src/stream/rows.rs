@@ -112,9 +112,7 @@ impl Rows {
         if !self.streamed.lock().factors.contains_key(&(self.number, content)) {
             return Ok(None);
         }
-        let (blob, shape) = (self.blob(content, part), self.entry().shape_of(part));
-        let bytes = self.streamed.read(blob)?.ok_or_else(|| super::bytes::missing(blob))?;
-        super::bytes::data(blob, bytes, (&shape, DType::F32)).map(Some)
+        self.streamed.data(self.blob(content, part), self.entry().shape_of(part), DType::F32).map(Some)
     }
 
     fn put(&self, part: usize, sum: TensorData, factor: f32) -> Result<(), Error> {
@@ -152,8 +150,7 @@ impl RowParts for Rows {
 
     fn read(&self, part: usize) -> TensorData {
         let (blob, shape) = (self.blob(Content::Value, part), self.entry().shape_of(part));
-        let read = self.streamed.read(blob).and_then(|bytes| bytes.ok_or_else(|| super::bytes::missing(blob)));
-        match read.and_then(|bytes| super::bytes::data(blob, bytes, (&shape, self.entry().dtype))) {
+        match self.streamed.data(blob, shape.clone(), self.entry().dtype) {
             Ok(data) => data.convert_dtype(DType::F32),
             Err(error) => {
                 self.streamed.note_failure(&error);

@@ -87,11 +87,11 @@ impl fmt::Display for Blob {
 /// none, whenever the process ends. What [is of a step](Content::is_of_step) is the exception: it is current at once, and nobody needs it
 /// after the process.
 pub trait Store: Send + Sync {
-    /// Appends the current version to `bytes`. Returns whether there is one.
+    /// Hands the current version to `take`, piece by piece: each with the number of bytes that follow. Returns whether there is one.
     ///
     /// # Errors
-    /// [`Error::Store`].
-    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error>;
+    /// [`Error::Store`]; pieces may have been handed over.
+    fn read(&self, blob: Blob, take: &mut dyn FnMut(&[u8], usize)) -> Result<bool, Error>;
 
     /// Writes the next version, instead of one that was not committed.
     ///
@@ -116,8 +116,8 @@ pub trait Store: Send + Sync {
 }
 
 impl<S: Store + ?Sized> Store for Box<S> {
-    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
-        (**self).read(blob, bytes)
+    fn read(&self, blob: Blob, take: &mut dyn FnMut(&[u8], usize)) -> Result<bool, Error> {
+        (**self).read(blob, take)
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {

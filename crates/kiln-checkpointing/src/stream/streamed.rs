@@ -5,9 +5,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Shape, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
+use super::bytes::{missing, read_into, zeros};
 use super::creation::{Creation, InitialValues};
 use super::layout::{Entry, Layout};
 use super::store::{Blob, Content, Store};
@@ -345,12 +346,26 @@ impl Streamed {
 
     pub(super) fn read(&self, blob: Blob) -> Result<Option<Vec<u8>>, Error> {
         let mut bytes = vec![];
-        Ok(self.read_into(blob, &mut bytes)?.then_some(bytes))
+        let is_there = self.0.store.read(blob, &mut |piece, rest| {
+            bytes.reserve_exact(piece.len() + rest);
+            bytes.extend_from_slice(piece);
+        })?;
+        Ok(is_there.then_some(bytes))
     }
 
-    /// Appends a blob to `bytes`. Returns whether there is one.
-    pub(super) fn read_into(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
-        self.0.store.read(blob, bytes)
+    /// Reads a blob into `bytes`, which it must fill. Returns whether there is one.
+    pub(super) fn read_into(&self, blob: Blob, bytes: &mut [u8]) -> Result<bool, Error> {
+        read_into(&*self.0.store, blob, bytes)
+    }
+
+    /// The values of a blob that must be there.
+    pub(super) fn data(&self, blob: Blob, shape: impl Into<Shape>, dtype: DType) -> Result<TensorData, Error> {
+        let shape = shape.into();
+        let mut bytes = zeros(shape.num_elements() * dtype.size(), dtype);
+        match self.read_into(blob, &mut bytes)? {
+            true => Ok(TensorData::from_bytes(bytes, shape, dtype)),
+            false => Err(missing(blob)),
+        }
     }
 
     /// Writes the next version of a blob, for the next commit.

@@ -25,12 +25,7 @@ impl Streamed {
         for number in self.summed() {
             let (entry, content) = (&self.layout().entries[number], Content::Gradient);
             let bytes = read_parts(number, entry, content, None, |blob, bytes| self.read_sum(blob, bytes))?;
-            each(tensor(
-                Blob::new(number, content, 0),
-                bytes,
-                (&[entry.shape.iter().product()], entry.dtype_of(content)),
-                device,
-            )?);
+            each(tensor(bytes, (&[entry.shape.iter().product()], entry.dtype_of(content)), device));
         }
         Ok(())
     }
@@ -128,14 +123,13 @@ impl Streamed {
         let mut bytes = vec![];
         for part in 0..self.layout().entries[number].parts() {
             let blob = Blob::new(number, Content::Value, part);
-            if !self.read_into(blob, &mut bytes)? {
-                return Err(missing(blob));
-            }
+            bytes.extend(self.read(blob)?.ok_or_else(|| missing(blob))?);
             if bytes.len() >= count {
                 break;
             }
         }
-        Ok(bytes[..count.min(bytes.len())].to_vec())
+        bytes.truncate(count);
+        Ok(bytes)
     }
 
     /// The optimizer's step for one parameter. Its gradient is in f32, also for a parameter in bf16, and burn's own optimizers panic on two

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{Bytes, DType, Shape, Tensor};
 
-use super::bytes::{bytes_of, missing, tensor};
+use super::bytes::{bytes_of, missing, read_into, tensor, zeros};
 use super::creation::{Creation, is_to_come};
 use super::layout::{Entry, Layout};
 use super::store::{Blob, Content, Store};
@@ -143,13 +143,16 @@ pub(super) fn read_parts(
     entry: &Entry,
     content: Content,
     only: Option<usize>,
-    read: impl Fn(Blob, &mut Vec<u8>) -> Result<bool, Error>,
-) -> Result<Vec<u8>, Error> {
+    read: impl Fn(Blob, &mut [u8]) -> Result<bool, Error>,
+) -> Result<Bytes, Error> {
     let parts = only.map_or(0..entry.parts(), |only| only..only + 1);
-    let mut bytes = Vec::with_capacity(parts.clone().map(|part| entry.bytes_of(content, part).len()).sum());
+    let length = |part| entry.bytes_of(content, part).len();
+    let mut bytes = zeros(parts.clone().map(length).sum(), entry.dtype_of(content));
+    let mut end = 0;
     for part in parts {
-        let blob = Blob::new(number, content, part);
-        if !read(blob, &mut bytes)? {
+        let (blob, start) = (Blob::new(number, content, part), end);
+        end += length(part);
+        if !read(blob, &mut bytes[start..end])? {
             return Err(missing(blob));
         }
     }
@@ -172,12 +175,13 @@ impl<F: Fn(usize) -> bool> ModuleMapper for Fill<'_, F> {
             return param;
         }
         let entry = &self.layout.entries[number];
-        let (content, read) = (Content::Value, |blob, bytes: &mut Vec<u8>| self.store.read(blob, bytes));
-        let bytes = read_parts(number, entry, content, self.part, read);
+        let read = |blob, bytes: &mut [u8]| read_into(self.store, blob, bytes);
         let shape = self.part.map_or_else(|| entry.shape.clone(), |part| entry.shape_of(part));
-        let blob = Blob::new(number, content, self.part.unwrap_or(0));
-        match bytes.and_then(|bytes| tensor(blob, bytes, (&shape, entry.dtype), &param.device().inner())) {
-            Ok(value) => param.map(|hollow| like(value, &hollow)),
+        match read_parts(number, entry, Content::Value, self.part, read) {
+            Ok(bytes) => {
+                let value = tensor(bytes, (&shape, entry.dtype), &param.device().inner());
+                param.map(|hollow| like(value, &hollow))
+            }
             Err(error) => {
                 self.failure = Some(error);
                 param

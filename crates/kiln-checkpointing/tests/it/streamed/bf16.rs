@@ -195,11 +195,11 @@ struct Counting {
 }
 
 impl Store for Counting {
-    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
-        let before = bytes.len();
-        let found = self.store.read(blob, bytes)?;
-        self.moved.fetch_add(bytes.len() - before, Relaxed);
-        Ok(found)
+    fn read(&self, blob: Blob, take: &mut dyn FnMut(&[u8], usize)) -> Result<bool, Error> {
+        self.store.read(blob, &mut |piece, rest| {
+            self.moved.fetch_add(piece.len(), Relaxed);
+            take(piece, rest);
+        })
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {

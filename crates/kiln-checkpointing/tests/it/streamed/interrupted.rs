@@ -93,8 +93,8 @@ impl Failing {
 }
 
 impl Store for Failing {
-    fn read(&self, blob: Blob, bytes: &mut Vec<u8>) -> Result<bool, Error> {
-        self.used().and_then(|()| self.store.read(blob, bytes))
+    fn read(&self, blob: Blob, take: &mut dyn FnMut(&[u8], usize)) -> Result<bool, Error> {
+        self.used().and_then(|()| self.store.read(blob, take))
     }
 
     fn write(&self, blob: Blob, bytes: &[u8]) -> Result<(), Error> {
