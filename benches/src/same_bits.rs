@@ -34,7 +34,7 @@ pub struct SameBitsArguments {
     /// What the moments of kills depend on
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Folder with the results of the runs that have ended
+    /// Folder with the results of the runs that have ended; another program needs another one
     #[arg(long, value_name = "DIR", default_value = "same-bits")]
     pub out: PathBuf,
 }
@@ -99,7 +99,11 @@ pub fn run(arguments: &SameBitsArguments) -> Result<ExitCode> {
     for (number, run) in RUNS.iter().enumerate() {
         let mut expected = None;
         for (way, place) in ways(peak(run)?).iter().zip(0..) {
-            let folder = arguments.out.join(format!("{}-steps-{number}-{place}", arguments.steps));
+            let mut folder = format!("{}-steps-{number}-{place}", arguments.steps);
+            if way.is_killed {
+                folder += &format!("-{}-kills-{}", arguments.kills, arguments.seed);
+            }
+            let folder = arguments.out.join(folder);
             let found = ended(&folder, run, way, arguments).with_context(|| way.name(run, arguments.kills))?;
             let differs = *expected.get_or_insert_with(|| found.weights.clone()) != found.weights;
             let mark = if differs { " DIFFERS" } else { "" };
@@ -157,7 +161,7 @@ fn kill(folder: &Path, run: &[&str], way: &Way, arguments: &SameBitsArguments, m
 fn start(folder: &Path, run: &[&str], way: &Way, arguments: &SameBitsArguments) -> Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["train", "gpt"]);
-    if folder.join("checkpoints").is_dir() {
+    if fs::read_dir(folder.join("checkpoints")).is_ok_and(|mut entries| entries.next().is_some()) {
         command.arg("--resume").arg(folder);
     } else {
         remove(folder)?;

@@ -4,6 +4,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
+use kiln_operations::first_sample;
+
 use super::bytes::{bytes_of, missing, tensor};
 use super::store::{Blob, Content};
 use super::streamed::Streamed;
@@ -48,20 +50,24 @@ impl Streamed {
             self.put(blob, part)?;
         }
         self.note_sum(number);
+        self.lock().added.insert(number, first_sample());
         Ok(())
     }
 
-    /// Takes the sum of a parameter's gradients out, for an operation that adds rows to it in their order and then
-    /// [adds it](Self::add_to_sum) again.
+    /// Takes the sum of a parameter's gradients in the micro-batches before out, for an operation that adds rows to it in their order and then
+    /// [adds it](Self::add_to_sum) again. The gradient of another operation in this micro-batch is added as a whole: `None`.
     pub(crate) fn take_sum<const D: usize>(&self, id: ParamId, device: &Device) -> Result<Option<Tensor<D>>, Error> {
-        let sum = self.gradient(id, device)?;
-        if let Some(number) = self.layout().numbers.get(&id) {
-            self.lock().summed.remove(number);
+        let Some(number) = self.layout().numbers.get(&id) else { return Ok(None) };
+        if self.lock().added.get(number) == Some(&first_sample()) {
+            return Ok(None);
         }
+        let sum = self.gradient(id, device)?;
+        self.lock().summed.remove(number);
         Ok(sum)
     }
 
-    /// Reads a sum of gradients into `sum`. Where operations have sums of their own, it is the sum of those, each times its factor.
+    /// Reads a sum of gradients into `sum`. Where operations have sums of their own, which are without their factors, it is the sum of those,
+    /// each times its factor.
     pub(super) fn read_sum(&self, blob: Blob, sum: &mut [u8]) -> Result<bool, Error> {
         let is_there = self.read_into(blob, sum)?;
         let factor = |content| self.lock().factors.get(&(blob.parameter, content)).copied();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_operations::{RowParts, SumError};
+use kiln_operations::{RowParts, SumError, first_sample};
 
 use super::layout::Entry;
 use super::store::{Blob, Content};
@@ -102,12 +102,21 @@ impl Rows {
             (true, false) => Ok(Content::Partial),
             (false, false) => Err(Error::Store {
                 path: self.entry().path.clone(),
-                reason: "three operations use it, expected at most two where rows are added in their order".into(),
+                reason: "more than two operations use it, expected whole batches where rows are added in their order"
+                    .into(),
             }),
         }
     }
 
+    /// Whether more operations use it than have sums of their own. Their gradients are added as a whole, which is the same for a whole batch.
+    fn is_shared(&self) -> bool {
+        self.streamed.lock().uses.get(&self.number).is_some_and(|uses| uses.count() > 2) && first_sample() == 0
+    }
+
     fn take(&self, part: usize) -> Result<Option<TensorData>, Error> {
+        if self.is_shared() {
+            return Ok(None);
+        }
         let content = self.own_sum()?;
         if !self.streamed.lock().factors.contains_key(&(self.number, content)) {
             return Ok(None);
@@ -116,6 +125,11 @@ impl Rows {
     }
 
     fn put(&self, part: usize, sum: TensorData, factor: f32) -> Result<(), Error> {
+        if self.is_shared() {
+            let shape = sum.shape().clone();
+            let gradient: Vec<f32> = sum.iter::<f32>().map(|value| value * factor).collect();
+            return self.add(part, TensorData::new(gradient, shape));
+        }
         let content = self.own_sum()?;
         self.streamed.put(self.blob(content, part), &sum.into_bytes())?;
         if part + 1 == self.entry().parts() {

@@ -82,6 +82,8 @@ pub(super) struct State {
     pub(super) summed: BTreeSet<usize>,
     /// Blobs that the update has written.
     written: BTreeSet<Blob>,
+    /// The micro-batches, by their first samples, that the sums of parameters were added to last.
+    pub(super) added: BTreeMap<usize, usize>,
     /// What the sums of the operations that use parameters by rows are to be multiplied by, where rows are added in their order.
     pub(super) factors: BTreeMap<(usize, Content), f32>,
     note: String,
@@ -100,6 +102,7 @@ pub(super) struct State {
 impl State {
     fn forget_gradients(&mut self) {
         self.summed.clear();
+        self.added.clear();
         self.factors.clear();
         self.uses.clear();
     }

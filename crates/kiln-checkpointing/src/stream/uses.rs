@@ -12,6 +12,10 @@ impl Uses {
         self.begun += 1;
     }
 
+    pub(super) fn count(self) -> usize {
+        self.begun
+    }
+
     /// One more operation has added its gradient. Returns whether others will.
     pub(super) fn end(&mut self) -> bool {
         self.ended += 1;

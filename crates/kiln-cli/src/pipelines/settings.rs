@@ -68,7 +68,7 @@ pub struct RunSettings {
     ///
     /// --memory, and memory that runs out, recompute, offload and stream blocks. They also cut batches on the CPU if gradients can be
     /// added up row by row: those of a lean GPT. Otherwise batches are cut as --micro-batch says, or not at all, since batch norm
-    /// computes other numbers and sums are rounded in another order.
+    /// and dropout compute other numbers, and sums are rounded in another order.
     #[arg(long, help_heading = "Memory")]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,

@@ -169,6 +169,7 @@ impl AttentionOptions {
             key_lengths: self.key_lengths.map(Arc::from),
             scale: scale as f32,
             dropout,
+            first_sample: kiln_operations::first_sample(),
         };
         Ok(Terms { masked, seed, settings })
     }

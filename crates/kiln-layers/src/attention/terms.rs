@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) scale: f32,
     /// The probability that a weight is dropped.
     pub(crate) dropout: f64,
+    /// The number of the first sample in its batch: the dropped weights depend on the number of a sample.
+    pub(crate) first_sample: usize,
 }
 
 /// A call's boolean mask, its dropout seed, which it has if the dropout is not 0, and its settings.

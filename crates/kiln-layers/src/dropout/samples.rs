@@ -32,7 +32,8 @@ use crate::error::Error;
 pub fn dropout_layer<const D: usize>(layer: &Dropout, x: Tensor<D>) -> Result<Tensor<D>, Error> {
     main_input("the input", &x)?;
     let device = x.device();
-    if layer.prob == 0.0 || !device.is_autodiff() || !adds_in_order() {
+    let drops = layer.prob > 0.0 && layer.training.is_enabled() && device.is_autodiff();
+    if !drops || !adds_in_order() {
         return Ok(layer.forward(x));
     }
     let seed = Tensor::<1, Int>::random([1], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device);
@@ -99,21 +100,32 @@ impl Operation for OfSamples {
 mod tests {
     use burn::backend::Flex;
     use burn::tensor::{DType, Shape};
-    use kiln_operations::Kernel;
     use kiln_operations::cpu::stored::{from_f32, tensor, to_f32};
+    use kiln_operations::{Kernel, Operation};
 
     use super::{OfSamples, Rate};
     use crate::composed::tests::assert_independent;
 
     #[test]
     fn a_sample_has_the_mask_of_its_number_in_both_forms() {
-        let dropped = |first: usize, samples: usize, seed: i64, composed: bool| {
-            let x = from_f32(vec![1.0; samples * 300], [samples, 3, 100].into(), DType::F32);
-            let given = vec![x, tensor(vec![seed], Shape::new([1]))];
-            let kernel = OfSamples { rate: Rate(0.25), first };
-            let made = if composed { kernel.composed::<Flex>(given) } else { kernel.flex(given) };
+        let dropped_in = |dtype: DType, first: usize, samples: usize, seed: i64, composed: bool| {
+            let x = from_f32(vec![1.0; samples * 300], [samples, 3, 100].into(), dtype);
+            let seed = tensor(vec![seed], Shape::new([1]));
+            let operation = OfSamples { rate: Rate(0.25), first };
+            let given = vec![x.clone(), seed.clone()];
+            let made = if composed { operation.composed::<Flex>(given) } else { operation.flex(given) };
+            if !composed {
+                // The gradient of the input has the mask of the output.
+                let gradient = operation.gradient::<Flex>(seed, x, &[true]).remove(0);
+                assert_eq!(to_f32(&gradient.unwrap()), to_f32(&made[0]));
+            }
             to_f32(&made[0])
         };
+        let dropped = |first, samples, seed, composed| dropped_in(DType::F32, first, samples, seed, composed);
+        for dtype in [DType::BF16, DType::F16] {
+            let mask = |values: Vec<f32>| values.iter().map(|value| *value > 0.0).collect::<Vec<_>>();
+            assert_eq!(mask(dropped_in(dtype, 3, 5, 7, false)), mask(dropped(3, 5, 7, false)));
+        }
         for composed in [false, true] {
             let whole = dropped(0, 40, 7, composed);
             let kept: Vec<f32> = whole.iter().map(|value| value * 0.75).collect();

@@ -1,7 +1,7 @@
 //! The loss on the CPU with a weight that is in memory in parts. Products, their order and the sums are those of a weight in memory, so that
 //! the bits are the same: a block of classes meets all chunks of rows before the next block does.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::backend::TensorMetadata;
@@ -92,55 +92,54 @@ struct Gradients<'a> {
     parts: &'a dyn RowParts,
     /// The factor of sums that rows are added to in their order.
     in_order: Option<f32>,
-    next: usize,
-    /// The rows of the next part that are there.
-    rows: Vec<f32>,
-    /// The sums of the parts from `next` on that blocks begin with, as far as they are taken out.
-    sums: VecDeque<Vec<f32>>,
+    /// The parts that a block has begun and a later one goes on with: the rows that are there, and the sums of the others.
+    open: BTreeMap<usize, Vec<f32>>,
 }
 
 impl Gradients<'_> {
+    /// The parts of these rows, each with the rows of both: their places in the part, and among these rows.
+    fn shared(&self, rows: &Range<usize>) -> impl Iterator<Item = (usize, [Range<usize>; 2])> + use<> {
+        let [_, width] = self.parts.shape();
+        let each = self.parts.rows_of_part();
+        let (first, of_rows) = (rows.start / each, rows.clone());
+        let of_part: Vec<_> = (first..rows.end.div_ceil(each)).map(|part| self.parts.rows(part)).collect();
+        (first..).zip(of_part).map(move |(part, of_part)| {
+            let both = of_rows.start.max(of_part.start)..of_rows.end.min(of_part.end);
+            let places = [&of_part, &of_rows].map(|of| (both.start - of.start) * width..(both.end - of.start) * width);
+            (part, places)
+        })
+    }
+
     /// The values that the block of these rows begins with.
-    fn begin(&mut self, rows: Range<usize>) -> Vec<f32> {
-        let width = self.parts.shape()[1];
+    fn begin(&mut self, rows: &Range<usize>) -> Vec<f32> {
+        let [_, width] = self.parts.shape();
         let mut block = vec![0.0; rows.len() * width];
-        if self.in_order.is_none() {
-            return block;
-        }
-        for part in self.next..self.parts.count() {
-            let of_part = self.parts.rows(part);
-            let shared = rows.start.max(of_part.start)..rows.end.min(of_part.end);
-            if shared.is_empty() {
-                break;
-            }
-            if self.sums.len() == part - self.next {
-                let sum = self.parts.take_sum(part).and_then(|sum| sum.try_into_vec().ok());
-                self.sums.push_back(sum.unwrap_or_default());
-            }
-            let sum = &self.sums[part - self.next];
-            if let Some(sum) = sum.get((shared.start - of_part.start) * width..(shared.end - of_part.start) * width) {
-                block[(shared.start - rows.start) * width..][..sum.len()].copy_from_slice(sum);
+        for (part, [of_part, of_block]) in self.shared(rows).filter(|_| self.in_order.is_some()) {
+            let open = self.open.remove(&part);
+            let sum = open.or_else(|| self.parts.take_sum(part).and_then(|sum| sum.try_into_vec::<f32>().ok()));
+            let sum = sum.unwrap_or_else(|| vec![0.0; self.parts.rows(part).len() * width]);
+            block[of_block.clone()].copy_from_slice(&sum[of_part.clone()]);
+            if of_part.len() < sum.len() {
+                self.open.insert(part, sum);
             }
         }
         block
     }
 
-    fn end(&mut self, block: &[f32]) {
-        let width = self.parts.shape()[1];
-        let mut block = block;
-        while !block.is_empty() {
-            let rows = self.parts.rows(self.next).len();
-            let taken = block.len().min(rows * width - self.rows.len());
-            self.rows.extend_from_slice(&block[..taken]);
-            block = &block[taken..];
-            if self.rows.len() == rows * width {
-                self.sums.pop_front();
-                let of_part = TensorData::new(std::mem::take(&mut self.rows), [rows, width]);
-                match self.in_order {
-                    Some(factor) => self.parts.put_sum(self.next, of_part, factor),
-                    None => self.parts.add_gradient(self.next, of_part),
-                }
-                self.next += 1;
+    fn end(&mut self, rows: &Range<usize>, block: &[f32]) {
+        let [_, width] = self.parts.shape();
+        for (part, [of_part, of_block]) in self.shared(rows) {
+            let (count, all) = (self.parts.rows(part).len(), self.parts.rows(part).len() * width);
+            let mut values = self.open.remove(&part).unwrap_or_else(|| vec![0.0; all]);
+            values[of_part.clone()].copy_from_slice(&block[of_block]);
+            if of_part.end < all {
+                self.open.insert(part, values);
+                continue;
+            }
+            let of_part = TensorData::new(values, [count, width]);
+            match self.in_order {
+                Some(factor) => self.parts.put_sum(part, of_part, factor),
+                None => self.parts.add_gradient(part, of_part),
             }
         }
     }
@@ -233,11 +232,12 @@ fn backward<E: Stored, K: Stored>(
         (total, in_order) = (1.0, Some(of_rows));
     }
     let mut of_hidden = vec![0.0; rows.len() * width];
-    let mut of_weight = Gradients { parts, in_order, next: 0, rows: vec![], sums: VecDeque::new() };
+    let mut of_weight = Gradients { parts, in_order, open: BTreeMap::new() };
     let mut work = Work::new(given, parts, &rows, &classes);
     for first in work.firsts() {
         let count = CLASSES.min(classes.count - first);
-        let mut of_block = of_weight.begin(first..first + count);
+        let rows_of_block = first..first + count;
+        let mut of_block = of_weight.begin(&rows_of_block);
         work.block::<E>(first, |chunk, hidden, logits, weight| {
             let of_rows = logits.par_chunks_mut(count).with_min_len(TASK.div_ceil(count));
             of_rows.zip(&rows[chunk..]).for_each(|(logits, row)| {
@@ -258,7 +258,7 @@ fn backward<E: Stored, K: Stored>(
             let gradient = scaled(tensor(of_block, Shape::new([count, width])), &factor, given.hidden.dtype());
             of_block = to_f32(&gradient);
         }
-        of_weight.end(&of_block);
+        of_weight.end(&rows_of_block, &of_block);
     }
     let mut out = vec![K::zeroed(); given.hidden.shape().num_elements()];
     for (rows, values) in rows.chunks(work.size).zip(of_hidden.chunks(work.size * width.max(1))) {

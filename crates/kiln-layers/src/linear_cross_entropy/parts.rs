@@ -46,8 +46,11 @@ static FORWARD: Cost = Cost {
 
 static BACKWARD: Cost = Cost {
     any_order: &[0, 1],
-    // A part of the sums that rows are added to in their order.
-    cpu_scratch: |call, cpu| scratch(call, cpu, 2) + call.wide(0, 1) + call.scalar(1) * part(call),
+    // A part of the gradient that a block has begun, or of the sums that rows are added to in their order.
+    cpu_scratch: |call, cpu| {
+        let keeps_part = call.scalar(1) > 0 || call.scalar(0) > CLASSES as u64;
+        scratch(call, cpu, 2) + call.wide(0, 1) + u64::from(keeps_part) * part(call)
+    },
     gpu_scratch: |call| call.wide(1, 2),
     multiply_adds: |call| 3.0 * logits(call),
     by_sample: true,

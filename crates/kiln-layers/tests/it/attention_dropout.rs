@@ -89,3 +89,28 @@ fn dropout_has_the_gradients_of_its_mask() {
         }
     }
 }
+
+#[test]
+fn a_sample_has_the_dropped_weights_of_its_number_in_the_batch() {
+    let device = Device::flex();
+    let x = tensor([5, 2, 9, 4], 1, 1.0, DType::F32, &device);
+    let of_samples = |first: usize, count: usize| {
+        let x = x.clone().narrow(0, first, count);
+        let options = AttentionOptions::new().with_dropout(0.3, 5);
+        let model = burn::nn::LinearConfig::new(1, 1).init(&device);
+        kiln_operations::RunningSums::default().during(&model, first, || {
+            let x = x.autodiff().require_grad();
+            let y = attention(x.clone(), x.clone(), x.clone(), options).unwrap();
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            [values(&y.inner()), values(&x.grad(&gradients).unwrap())].concat()
+        })
+    };
+    let whole = of_samples(0, 5);
+    let (of_sample, all) = (2 * 9 * 4, 5 * 2 * 9 * 4);
+    for (first, count) in [(0, 2), (2, 3), (4, 1)] {
+        let part = of_samples(first, count);
+        let places = first * of_sample..(first + count) * of_sample;
+        assert_eq!(part[..count * of_sample], whole[places.clone()]);
+        assert_eq!(part[count * of_sample..], whole[all..][places]);
+    }
+}

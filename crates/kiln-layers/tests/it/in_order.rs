@@ -1,9 +1,7 @@
 //! Gradients of parameters that are added row by row have the same bits however a batch is cut.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::nn::{
-    DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig,
-};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{

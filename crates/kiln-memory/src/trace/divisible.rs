@@ -56,11 +56,11 @@ pub enum Mixes {
 impl fmt::Display for Mixes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Random => write!(f, "burn's dropout draws other random numbers in other micro-batches"),
+            Self::Random => write!(f, "the model draws random numbers for each sample, as burn's dropout does"),
             Self::Operation { name, path } if path.is_empty() => write!(f, "{name} depends on the micro-batch"),
             Self::Operation { name, path } => write!(f, "{name} of {path} depends on the micro-batch"),
             Self::Parameter(path) => write!(f, "the gradient of {path} is added up by micro-batches"),
-            Self::Shared(path) => write!(f, "several operations use {path}, whose gradients have one sum in a store"),
+            Self::Shared(path) => write!(f, "several layers use {path}, and a store has one sum of its gradients"),
             Self::Unrecorded(reason) => write!(f, "the step cannot be recorded row by row: {reason}"),
         }
     }
@@ -89,6 +89,12 @@ impl StepTrace {
         &self.shared
     }
 
+    /// Whether a tensor is one integer.
+    fn is_seed(&self, tensor: u32) -> bool {
+        let dtype = self.tensors[tensor as usize].dtype;
+        (dtype.is_int() || dtype.is_uint()) && self.dims(tensor) == [[1, 1]]
+    }
+
     fn is_random(&self, index: usize) -> bool {
         self.graph.kind_at(index).name.contains("Random")
     }
@@ -99,8 +105,11 @@ impl StepTrace {
         let inputs = || self.graph.inputs_at(index).iter().map(|input| self.dims(input.tensor));
         let mut outputs = self.graph.outputs_at(index).iter().map(|output| self.dims(*output));
         if kiln_operations::cost::of(kind).is_some_and(|cost| cost.by_sample) {
-            // Rows, groups and lengths are along other dimensions than the samples.
-            return inputs().all(|dims| !dims.iter().skip(1).any(grows));
+            // Rows, groups and lengths are along other dimensions than the samples. A seed goes with the numbers of samples, which are
+            // those of rows only if each sample is a row.
+            let by_number = self.graph.inputs_at(index).iter().any(|input| self.is_seed(input.tensor));
+            let numbered = inputs().next().is_some_and(|dims| dims.first() == Some(&self.batches));
+            return inputs().all(|dims| !dims.iter().skip(1).any(grows)) && (numbered || !by_number);
         }
         match kind {
             // The same numbers for all samples.

@@ -2,9 +2,10 @@
 
 use burn::module::Module;
 use burn::nn::loss::{MseLoss, Reduction};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{DropoutConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor};
+use kiln_layers::LinearCrossEntropy;
 use kiln_memory::{BackendProfile, Mixes, Recorder, StepOptions, StepTrace, record_step};
 use kiln_models::{Gpt, GptConfig};
 
@@ -63,6 +64,32 @@ fn what_depends_on_the_micro_batch_is_named() {
         IN_ORDER,
     ));
     assert!(of_burn.to_string().contains("depends on the micro-batch"), "{of_burn}");
+}
+
+/// A linear layer, dropout and a loss on `[samples, 3, 4]` or, if samples are `folded`, on `[3 x samples, 4]`.
+fn with_dropout(folded: bool) -> StepTrace {
+    recorded(
+        |device| LinearConfig::new(4, 4).init(device),
+        move |layer: &Linear, recorder| {
+            let (samples, device) = (recorder.batch(), recorder.device());
+            let x = kiln_layers::linear(layer, Tensor::<3>::zeros([samples, 3, 4], device)).unwrap();
+            let drop = DropoutConfig::new(0.1).init();
+            let rows = match folded {
+                true => kiln_layers::dropout_layer(&drop, x.reshape([3 * samples, 4])).unwrap(),
+                false => kiln_layers::dropout_layer(&drop, x).unwrap().reshape([3 * samples, 4]),
+            };
+            let targets = Tensor::<1, Int>::zeros([3 * samples], device);
+            LinearCrossEntropy::new().forward_by_class(rows, layer.weight.val(), targets).unwrap()
+        },
+        IN_ORDER,
+    )
+}
+
+#[test]
+fn dropout_by_sample_needs_samples_along_the_first_dimension() {
+    assert_eq!(with_dropout(false).mixes_samples(), None);
+    let folded = with_dropout(true).mixes_samples();
+    assert!(matches!(&folded, Some(Mixes::Operation { name, .. }) if name == "kiln::dropout_of_samples"), "{folded:?}");
 }
 
 #[test]

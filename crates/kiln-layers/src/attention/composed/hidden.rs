@@ -67,7 +67,8 @@ pub(super) fn dropped<B: Backend>(block: &Block, sizes: Sizes, terms: &Terms<B>)
     let high = word::<B>(B::bitwise_right_shift_scalar(seed.clone(), 32i64.into()));
     let seed = mixed::<B>(B::bitwise_xor(mixed::<B>(word::<B>(seed)), high));
     let next = |numbers: IntTensor<B>, before: IntTensor<B>| mixed::<B>(word::<B>(B::int_add(numbers, before)));
-    let heads = numbers::<B>(block.samples.start * sizes.heads..block.samples.end * sizes.heads, 0, &device);
+    let head = |sample: usize| (terms.settings.first_sample + sample) * sizes.heads;
+    let heads = numbers::<B>(head(block.samples.start)..head(block.samples.end), 0, &device);
     let heads = B::int_reshape(heads, Shape::new([block.samples.len(), sizes.heads, 1, 1]));
     let rows = next(numbers::<B>(block.queries.clone(), 2, &device), next(heads, seed));
     let columns = mixed::<B>(numbers::<B>(1..block.keys + 1, 3, &device));

@@ -14,7 +14,7 @@ use crate::composed::tests::{DTYPES, assert_close, assert_independent, numbers};
 use kiln_operations::cpu::stored::{from_f32, to_f32};
 
 fn terms(heads: usize, causal: bool) -> Terms<Flex> {
-    let settings = Settings { heads, causal, key_lengths: None, scale: 0.3, dropout: 0.0 };
+    let settings = Settings { heads, causal, key_lengths: None, scale: 0.3, dropout: 0.0, first_sample: 0 };
     Terms { masked: None, seed: None, settings }
 }
 

@@ -119,7 +119,7 @@ fn span<E: Stored>(
             call.hide([sample, head, first + query, key], (scores, stride, columns), seen);
             probabilities(scores, stride, seen, &log_sums[query..query + rows]);
             if let Some(dropout) = &call.dropout {
-                dropout.sign(scores, changes, stride, seen, [sample * sizes.heads + head, first + query, key]);
+                dropout.sign(scores, changes, stride, seen, [call.dropped_head(sample, head), first + query, key]);
             }
             if wanted[2] {
                 let weights = if call.dropout.is_some() { &*changes } else { &*scores };

@@ -24,6 +24,11 @@ impl<'a> Call<'a> {
         Self { sizes, settings, dropout, masked }
     }
 
+    /// The number of a head for its dropped weights: heads are counted over all samples of the batch.
+    pub(super) fn dropped_head(&self, sample: usize, head: usize) -> usize {
+        (self.settings.first_sample + sample) * self.sizes.heads + head
+    }
+
     /// The end of the keys that the first `queries` queries of a sample see.
     pub(super) fn last_key(&self, sample: usize, queries: usize) -> usize {
         let Sizes { time, keys, .. } = self.sizes;

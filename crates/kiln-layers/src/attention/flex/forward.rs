@@ -72,7 +72,7 @@ pub(super) fn forward<E: Stored>(
             let out = &mut out[query * depth..][..rows * depth];
             online_softmax(scores, stride, seen, largest, sums, out, depth);
             if let Some(dropout) = &call.dropout {
-                let place = [sample * call.sizes.heads + head, first + query, key];
+                let place = [call.dropped_head(sample, head), first + query, key];
                 dropout.drop(scores, stride, seen, place);
             }
             let weights = Matrix::strided(scores, rows, columns, stride);
