@@ -7,8 +7,8 @@ use burn::backend::tensor::{Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape};
 
+use super::settings::{Dropout, Rate};
 use crate::composed::{Wide, bools, mixed, word};
-use crate::dropout::{Dropout, Rate};
 
 pub(super) fn dropped<B: Backend>(x: FloatTensor<B>, settings: Dropout) -> FloatTensor<B> {
     let length = x.shape().last().copied().unwrap_or(1);

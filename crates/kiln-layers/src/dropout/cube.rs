@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::over;
 
-use crate::dropout::Dropout;
+use super::settings::Dropout;
 use crate::mixed::mixed;
 
 #[cube(launch, address_type = "dynamic")]

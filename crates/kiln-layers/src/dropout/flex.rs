@@ -7,7 +7,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
-use crate::dropout::{CHUNK, Dropout, Rate};
+use super::settings::{CHUNK, Dropout, Rate};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, owned};
 use kiln_operations::simd;

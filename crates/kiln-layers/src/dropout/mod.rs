@@ -22,8 +22,10 @@ mod cube;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod samples;
+mod settings;
 
 pub use samples::dropout_layer;
+use settings::{CHUNK, Dropout, Rate};
 
 /// Sets values to 0 with the given probability and divides the others by 1 minus that probability (Srivastava et al. 2014). Keeps
 /// nothing.
@@ -43,18 +45,6 @@ pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, seed: u64) -> Res
     }
     Ok(Tensor::from_dispatch(run(Dropout { rate: Rate(probability), seed }, vec![x.into_dispatch()]).remove(0)))
 }
-
-/// Dropout by a mask. The gradient of the input is computed from the gradient of the output like the output from the input.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Dropout {
-    rate: Rate,
-    /// The seed of the mask.
-    seed: u64,
-}
-
-/// The probability that a value is dropped, from 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Rate(f64);
 
 impl Kernel for Dropout {
     fn cost(&self) -> &'static Cost {
@@ -95,31 +85,9 @@ impl Operation for Dropout {
     }
 }
 
-/// Values of a task.
-const CHUNK: usize = 16 * 1024;
-
 /// The cost in both directions.
 static DROPOUT: Cost =
     Cost { in_place: &[(0, 0)], cpu_scratch: |call, cpu| call.chunks(CHUNK, 1, cpu), ..Cost::new("kiln::dropout") };
-
-impl Rate {
-    /// The factor of the values that stay.
-    fn factor(self) -> f32 {
-        if self.0 < 1.0 { (1.0 / (1.0 - self.0)) as f32 } else { 0.0 }
-    }
-
-    /// Values whose random words are below this are dropped.
-    fn threshold(self) -> u64 {
-        (self.0 * 2f64.powi(32)).round() as u64
-    }
-}
-
-impl Dropout {
-    /// The low and the high half of the seed.
-    fn words(self) -> [u32; 2] {
-        [self.seed as u32, (self.seed >> 32) as u32]
-    }
-}
 
 #[cfg(test)]
 #[cfg(feature = "flex")]
@@ -128,7 +96,7 @@ mod tests {
     use burn::tensor::DType;
 
     use super::composed::dropped;
-    use super::{Dropout, Rate};
+    use super::settings::{Dropout, Rate};
     use crate::composed::tests::assert_independent;
     use kiln_operations::cpu::stored::{from_f32, to_f32};
 

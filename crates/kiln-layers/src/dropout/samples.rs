@@ -7,7 +7,7 @@ use burn::nn::Dropout;
 use burn::tensor::{Distribution, Int, Tensor};
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, adds_in_order, all, first_sample, run};
 
-use super::{CHUNK, Rate};
+use super::settings::{CHUNK, Rate};
 use crate::check::main_input;
 use crate::error::Error;
 

@@ -2,12 +2,20 @@
 
 use std::time::Duration;
 
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use kiln_layers::LinearCrossEntropy;
 use kiln_precision::{Policy, Scaling};
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Error, MemoryBudget, OptimizerConfig, Precision, Recompute, StoreConfig, TrainerBuilder};
+use kiln_training::{
+    Error, LossFn, MemoryBudget, OptimizerConfig, Pass, Precision, Recompute, StoreConfig, TrainerBuilder,
+};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 
 use crate::case::{Case, Classify, Make, gpt, large_vocabulary, resnet};
-use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, temporary, turn};
+use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, settings, temporary, turn};
 
 /// Models whose numbers depend on the micro-batch by more than rounding: with batch norm, and with burn's dropout.
 fn cases() -> [Case; 2] {
@@ -138,6 +146,58 @@ fn words_in_a_store_are_added_up_by_rows_in_any_cut() {
     let expected = run(None, Recompute::None);
     for micro_batch in [None, Some(1), Some(3)] {
         run(micro_batch, Recompute::Stream).assert_same(&expected, &format!("micro-batches of {micro_batch:?}"));
+    }
+}
+
+/// One layer that two blocks use, and an output layer.
+#[derive(Module, Debug)]
+struct Twice {
+    layer: Linear,
+    output: Embedding,
+}
+
+#[test]
+fn a_layer_that_two_blocks_use_has_the_same_bits_in_a_store_where_batches_stay_whole() {
+    let _turn = turn();
+    let task = || {
+        LossFn::new(|pass: &Pass<'_, Twice>, x: &TensorData| {
+            let model = pass.model();
+            let blocks = vec![model.layer.clone(), model.layer.clone()];
+            let x: Tensor<3> = pass.input(x);
+            let [samples, time, width] = x.dims();
+            let y = pass.chain(&blocks, x, |layer, x| kiln_layers::linear(layer, x).unwrap());
+            let targets = Tensor::<1, Int>::zeros([samples * time], pass.device());
+            let rows = y.reshape([samples * time, width]);
+            LinearCrossEntropy::new().forward_by_class(rows, model.output.weight.val(), targets).unwrap()
+        })
+    };
+    let init = |device: &Device| Twice {
+        layer: LinearConfig::new(16, 16).init(device),
+        output: EmbeddingConfig::new(9, 16).init(device),
+    };
+    let batch = TensorData::random::<f32, _, _>([6, 5, 16], Distribution::Default, &mut StdRng::seed_from_u64(1));
+    let run = |micro_batch: Option<usize>, plan: Recompute| {
+        let builder = planned(task(), init, &Settings { micro_batch, ..settings(OptimizerConfig::adamw()) });
+        let builder = builder.with_recompute(plan).with(|settings| {
+            settings.memory.exact = true;
+            settings.memory.store = Some(StoreConfig::Host);
+        });
+        let mut trainer = Watched::build_on(builder, &device(), &batch);
+        let report = trainer.step(&batch).unwrap();
+        let _ = trainer.step(&batch).unwrap();
+        (report.micro_batches, Snapshot::of(&trainer))
+    };
+    let (_, expected) = run(None, Recompute::None);
+    for (micro_batch, plan, micro_batches) in [
+        (Some(2), Recompute::None, 3),
+        (None, Recompute::Every(1), 1),
+        (None, Recompute::Stream, 1),
+        (Some(2), Recompute::Stream, 1), // a store has one sum of the layer's gradients
+    ] {
+        let context = format!("{micro_batch:?} {plan:?}");
+        let (found, snapshot) = run(micro_batch, plan);
+        assert_eq!(found, micro_batches, "{context}");
+        snapshot.assert_same(&expected, &context);
     }
 }
 
