@@ -30,8 +30,12 @@ impl WeightedLoss {
         Self::with_factor(loss, weight, total, |share| share * scale)
     }
 
-    /// The part for [running sums](kiln_operations::RunningSums), whose [factor](factor_of_row) is that of the rows.
-    pub(crate) fn of_rows(loss: Tensor<1>, weight: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
+    /// The part for [running sums](kiln_operations::RunningSums): the gradients are sums over rows without another factor than a power of
+    /// two. They carry [`scale_of_rows`].
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn of_rows(loss: Tensor<1>, weight: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
         Self::with_factor(loss, weight, total, |_| weight.count() as f64 * factor_of_row(total, scale))
     }
 
@@ -57,10 +61,14 @@ impl WeightedLoss {
     }
 }
 
+/// The scale that gradients of [`WeightedLoss::of_rows`] carry, in a batch of weight `total` with a loss scale.
+pub fn scale_of_rows(total: Weight, scale: f64) -> f64 {
+    factor_of_row(total, scale) * total.count() as f64
+}
+
 /// The factor of a row's loss in [running sums](kiln_operations::RunningSums): a power of two near `scale / total`. A micro-batch's mean
-/// times its weight times this number has gradients that are sums over its rows, with no other rounding. Gradients then carry a scale of
-/// `total` times this number.
-pub(crate) fn factor_of_row(total: Weight, scale: f64) -> f64 {
+/// times its weight times this number has gradients that are sums over its rows, with no other rounding.
+fn factor_of_row(total: Weight, scale: f64) -> f64 {
     scale.log2().floor().exp2() / total.count().next_power_of_two() as f64
 }
 

@@ -56,7 +56,8 @@ mod weight;
 mod window;
 
 pub use error::Error;
-pub use gradients::{Accumulator, WeightedLoss};
+pub use gradients::{Accumulator, WeightedLoss, scale_of_rows};
+pub use kiln_operations::{RunningSums, SentSum, SumPass, SumRelay, SumUse};
 pub use running_statistics::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;

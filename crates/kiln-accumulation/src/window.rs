@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use kiln_operations::RunningSums;
+use kiln_operations::{RunningSums, SumPass};
 
 use crate::error::Error;
-use crate::gradients::{Accumulator, WeightedLoss, factor_of_row};
+use crate::gradients::{Accumulator, WeightedLoss, scale_of_rows};
 use crate::split::share;
 use crate::weight::Weight;
 
@@ -50,7 +50,9 @@ pub struct Window<S = Unscaled> {
     loss: Option<Tensor<1>>,
     sum: Accumulator,
     /// The sums that rows are added to in their order, if they are.
-    in_order: Option<Box<RunningSums>>,
+    in_order: Option<RunningSums>,
+    /// The pass that adds to them.
+    pass: Option<SumPass>,
     used_once: HashSet<ParamId>,
     has_others: bool,
     state: PhantomData<S>,
@@ -128,11 +130,11 @@ impl Window<Scaled> {
         Self::with_scale(own, total, scale)
     }
 
-    /// Adds up gradients row by row, in the order of the rows, as far as the model's operations can: see [`RunningSums`]. The sums of a
-    /// batch then have the same bits however it is cut into micro-batches. The forward pass of a micro-batch must run
-    /// [`during`](Self::during) this. Gradients carry another scale, which is a number of its own for each weight of a batch.
-    pub fn in_order(mut self) -> Self {
-        self.in_order = Some(Box::default());
+    /// Adds up gradients row by row to `sums`, in the order of the rows, as far as the model's operations can. The sums of a batch then have the
+    /// same bits however it is cut into micro-batches. The forward pass of a micro-batch must run [`during`](Self::during) this. Gradients carry
+    /// another scale, which is a number of its own for each weight of a batch.
+    pub fn in_order(mut self, sums: RunningSums) -> Self {
+        self.in_order = Some(sums);
         self
     }
 }
@@ -162,8 +164,21 @@ impl<S> Window<S> {
             return Err(Error::Scale(scale));
         }
         let (sum, in_order, used_once, state) = (Accumulator::new(), None, HashSet::new(), PhantomData);
-        let (loss, has_others) = (None, false);
-        Ok(Self { total, own, fed: 0, micro_batches: 0, scale, loss, sum, in_order, used_once, has_others, state })
+        let (loss, has_others, pass) = (None, false, None);
+        Ok(Self {
+            total,
+            own,
+            fed: 0,
+            micro_batches: 0,
+            scale,
+            loss,
+            sum,
+            in_order,
+            pass,
+            used_once,
+            has_others,
+            state,
+        })
     }
 
     /// Names the parameters that a forward pass uses once: nearly all of them, but not an embedding that is the output layer as well. The
@@ -190,10 +205,16 @@ impl<S> Window<S> {
         self.own.of(self.own.count() - self.fed)
     }
 
-    /// Runs the forward pass of a micro-batch, whose first sample has the number `first_sample` in the batch.
-    pub fn during<R>(&mut self, model: &impl Module, first_sample: usize, forward: impl FnOnce() -> R) -> R {
-        match &mut self.in_order {
-            Some(sums) => sums.during(model, first_sample, forward),
+    /// Runs the forward pass of a micro-batch of weight `weight`, whose first sample has the number `first_sample` in the batch.
+    pub fn during<R>(
+        &mut self,
+        model: &impl Module,
+        (first_sample, weight): (usize, Weight),
+        forward: impl FnOnce() -> R,
+    ) -> R {
+        let is_last = weight == self.missing();
+        match &self.in_order {
+            Some(sums) => self.pass.insert(sums.pass(model, first_sample).last(is_last)).during(forward),
             None => forward(),
         }
     }
@@ -212,8 +233,8 @@ impl<S> Window<S> {
         let part = if self.in_order.is_some() { WeightedLoss::of_rows } else { WeightedLoss::new };
         let WeightedLoss { mean, scaled } = part(loss, weight, total, self.scale)?;
         let scaled = self.sum.accumulate_into(scaled, model, |id| self.used_once.contains(&id));
-        let gradients = match &mut self.in_order {
-            Some(sums) => sums.go_on(|| scaled.backward()),
+        let gradients = match self.pass.take() {
+            Some(mut pass) => pass.during(|| scaled.backward()),
             None => scaled.backward(),
         };
         let has_sums = self.in_order.as_ref().is_some_and(|sums| !sums.is_empty());
@@ -235,7 +256,7 @@ impl<S> Window<S> {
             Some(sums) => {
                 let gradients = sums.finish(model)?;
                 self.sum.join(model, gradients)?;
-                factor_of_row(total, self.scale) * total.count() as f64
+                scale_of_rows(total, self.scale)
             }
             None => self.scale,
         };

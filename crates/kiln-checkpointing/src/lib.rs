@@ -45,7 +45,9 @@ mod stream;
 pub use autograd::{Checkpoint, TensorMap, Tensors, checkpoint};
 pub use error::Error;
 pub use kiln_operations::RowParts;
-pub use plan::{Chain, ChainCost, Cost, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve};
+pub use plan::{
+    Chain, ChainCost, ChainSeed, Cost, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve,
+};
 pub use stream::{Blob, Content, Creation, FileStore, HostStore, InitialValues, Parts, Store, Streamed};
 
 #[cfg(doctest)]

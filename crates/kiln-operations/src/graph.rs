@@ -14,8 +14,8 @@ use burn::backend::{Autodiff, TensorMetadata};
 use burn::tensor::Shape;
 
 use crate::operation::{Computed, InOrder, KernelBackend, LightOperation, Onto, Operation};
-use crate::running_sums::{Place, Taken, adds_in_order, put, reads, settle, take};
 use crate::sinks::{offered, taken_sum};
+use crate::sum_pass::{Place, Taken, adds_in_order, put, reads, settle, take};
 
 /// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
 const INPUTS: usize = 12;

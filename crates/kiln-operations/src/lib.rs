@@ -37,10 +37,12 @@ mod graph;
 mod operation;
 mod product;
 mod read_parameter;
+mod relay;
 mod row_parts;
 mod running_sums;
 pub mod simd;
 mod sinks;
+mod sum_pass;
 mod sums;
 mod updated_part;
 
@@ -54,9 +56,11 @@ pub use operation::CubeKernel;
 pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, Onto, Operation, all};
 pub use product::{Cpu, Product, cache_bytes, chain_scratch, enough_rows, padded_rows};
 pub use read_parameter::read_parameter;
+pub use relay::{SentSum, SumRelay, SumUse};
 pub use row_parts::RowParts;
-pub use running_sums::{RunningSums, SumError, SumUses, adds_in_order, first_sample, stands_for};
+pub use running_sums::{RunningSums, SumError, SumUses};
 pub use sinks::Sinks;
+pub use sum_pass::{SumPass, adds_in_order, first_sample, stands_for};
 pub use sums::accumulate_into;
 pub use updated_part::{UpdatedPart, update_part, updated_part};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, RowParts, Streamed, TensorMap, Tensors};
+use kiln_checkpointing::{Chain, ChainSeed, Mode, Plan, PlanSegment, RowParts, Streamed, TensorMap, Tensors};
 use kiln_memory::Recorder;
 
 use crate::error::Error;
@@ -166,16 +166,23 @@ impl<'a, M> Pass<'a, M> {
             }
             Purpose::Training { plan, draws_random, stages } => {
                 let (blocks, first) = self.numbered(blocks);
+                // While a pass waits at the end of a stage, other micro-batches draw random numbers.
+                let seed = (draws_random && stages.is_some()).then(|| ChainSeed::draw(self.device()));
                 let (mut x, mut next) = (x, 0);
                 for end in 1..=blocks.len() {
                     let begins = |stages: StagePass<'_>| stages.division.stage_at(first + end).is_some();
                     if end == blocks.len() || stages.is_some_and(begins) {
                         x = self.crossed(stages, first + next, x);
-                        x = self.part(&blocks[next..end], first + next, x, f.clone(), (plan, draws_random));
+                        let part = Chain::new(blocks[next..end].iter().copied());
+                        let part = if draws_random { part } else { part.deterministic() };
+                        let part = seed.iter().fold(part, |part, seed| part.part_of(*seed, next));
+                        x = self.part(part, first + next, x, f.clone(), plan);
                         next = end;
                     }
                 }
-                self.crossed(stages, first + next, x)
+                let x = self.crossed(stages, first + next, x);
+                seed.iter().for_each(|seed| seed.end(self.device()));
+                x
             }
         }
     }
@@ -205,14 +212,12 @@ impl<'a, M> Pass<'a, M> {
     }
 
     /// Runs blocks, the first of which has the number `first`, as a plan says.
-    fn part<B, X, F>(&self, blocks: &[&B], first: usize, x: X, f: F, (plan, draws_random): (&Plan, bool)) -> X
+    fn part<B, X, F>(&self, chain: Chain<B>, first: usize, x: X, f: F, plan: &Plan) -> X
     where
         B: Module + 'static,
         X: Tensors,
         F: Fn(&B, X) -> X + Clone + Send + 'static,
     {
-        let chain = Chain::new(blocks.iter().copied());
-        let chain = if draws_random { chain } else { chain.deterministic() };
         let chain = match self.streamed {
             Some(streamed) => chain.streamed(streamed),
             None => chain,

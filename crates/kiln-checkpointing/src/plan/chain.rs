@@ -1,6 +1,7 @@
 //! Blocks that run one after the other as a plan says.
 
 use burn::module::Module;
+use burn::tensor::Device;
 
 use super::segments::{Mode, Plan, PlanSegment};
 use crate::Error;
@@ -33,19 +34,47 @@ use crate::stream::{Source, Streamed};
 pub struct Chain<B> {
     blocks: Vec<B>,
     deterministic: bool,
+    seed: Option<(ChainSeed, usize)>,
     name: Option<String>,
     streamed: Option<Streamed>,
+}
+
+/// The seed that the blocks of a chain derive theirs from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainSeed(u64);
+
+impl ChainSeed {
+    /// Draws a seed from the random numbers of `device`, as each run of a chain does.
+    pub fn draw(device: &Device) -> Self {
+        Self(draw(device))
+    }
+
+    /// Seeds `device` as a chain does after its last block: operations after the chain must not repeat this block's numbers.
+    pub fn end(self, device: &Device) {
+        device.seed(derive(self.0, u64::MAX - 1));
+    }
+
+    fn block(self, number: usize) -> u64 {
+        derive(self.0, number as u64)
+    }
 }
 
 impl<B: Module + 'static> Chain<B> {
     /// A chain of `blocks`, first to last. It holds handles to their parameters, not copies.
     pub fn new<'a>(blocks: impl IntoIterator<Item = &'a B>) -> Self {
-        Self { blocks: blocks.into_iter().cloned().collect(), deterministic: false, name: None, streamed: None }
+        let blocks = blocks.into_iter().cloned().collect();
+        Self { blocks, deterministic: false, seed: None, name: None, streamed: None }
     }
 
     /// Promises that no block draws random numbers; see [`Checkpoint::deterministic`].
     pub fn deterministic(mut self) -> Self {
         self.deterministic = true;
+        self
+    }
+
+    /// Says that these blocks are a part of a longer chain, from its block number `first` on. They take their seeds from that chain's.
+    pub fn part_of(mut self, seed: ChainSeed, first: usize) -> Self {
+        self.seed = Some((seed, first));
         self
     }
 
@@ -92,14 +121,15 @@ impl<B: Module + 'static> Chain<B> {
             return Err(Error::PlanLength { plan: plan.blocks(), chain: self.len() });
         }
         let devices = if self.deterministic { vec![] } else { devices_of(&self.blocks, x.clone()) };
-        let random = devices.first().map(draw).map(|seed| (seed, devices));
+        let seed = |device| self.seed.unwrap_or_else(|| (ChainSeed::draw(device), 0));
+        let random = devices.first().map(seed).map(|seed| (seed, devices));
         let mut x = x;
         for (index, segment) in plan.segments().iter().enumerate() {
             let (f, random, start) = (f.clone(), random.clone(), segment.blocks.start);
             let all = move |blocks: &Vec<B>, x: X| {
                 blocks.iter().enumerate().fold(x, |x, (index, block)| {
-                    if let Some((seed, devices)) = &random {
-                        let seed = derive(*seed, (start + index) as u64);
+                    if let Some(((seed, first), devices)) = &random {
+                        let seed = seed.block(first + start + index);
                         devices.iter().for_each(|device| device.seed(seed));
                     }
                     f(block, x)
@@ -132,9 +162,8 @@ impl<B: Module + 'static> Chain<B> {
                 }
             };
         }
-        if let Some((seed, devices)) = random {
-            // Operations after the chain must not repeat the last block's numbers.
-            devices.iter().for_each(|device| device.seed(derive(seed, u64::MAX - 1)));
+        if let Some(((seed, _), devices)) = random {
+            devices.iter().for_each(|device| seed.end(device));
         }
         Ok(x)
     }

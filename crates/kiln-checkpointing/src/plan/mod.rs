@@ -8,7 +8,7 @@ mod solve;
 mod stream;
 mod text;
 
-pub use chain::Chain;
+pub use chain::{Chain, ChainSeed};
 pub use cost::{ChainCost, Cost, PlanCost};
 pub use measure::{MemoryUse, measure_blocks};
 pub use segments::{Mode, Plan, PlanSegment};

@@ -98,7 +98,7 @@ fn a_sample_has_the_dropped_weights_of_its_number_in_the_batch() {
         let x = x.clone().narrow(0, first, count);
         let options = AttentionOptions::new().with_dropout(0.3, 5);
         let model = burn::nn::LinearConfig::new(1, 1).init(&device);
-        kiln_operations::RunningSums::default().during(&model, first, || {
+        kiln_operations::RunningSums::default().pass(&model, first).during(|| {
             let x = x.autodiff().require_grad();
             let y = attention(x.clone(), x.clone(), x.clone(), options).unwrap();
             let gradients = (y.clone() * y.clone()).sum().backward();

@@ -105,10 +105,10 @@ fn gradients(
     (cuts, heads, dtype): (&[usize], usize, DType),
     factor: impl Fn(usize) -> f32,
 ) -> Result<Vec<(String, Vec<u32>)>, SumError> {
-    let (mut sums, mut first, time) = (RunningSums::default(), 0, ids.dims()[1]);
+    let (sums, mut first, time) = (RunningSums::default(), 0, ids.dims()[1]);
     for (index, size) in cuts.iter().enumerate() {
         let part = ids.clone().narrow(0, first, *size);
-        sums.during(net, first, || {
+        sums.pass(net, first).during(|| {
             let loss = net.loss(part, heads, dtype) * (factor(index) * (size * time) as f32);
             let apart = GradientsParams::from_grads(loss.backward(), net);
             assert!(apart.is_empty(), "all gradients are in the sums");
@@ -182,8 +182,8 @@ fn a_loss_that_is_no_mean_over_its_weight_is_refused() {
     assert_eq!(refused, SumError::Factors(1.0, 2.0));
     assert!(gradients(&net, &ids, (&[2, 1], 1, DType::F32), |_| 0.5).is_ok());
 
-    let mut sums = RunningSums::default();
-    sums.during(&net, 0, || drop(net.loss(ids.clone(), 1, DType::F32)));
+    let sums = RunningSums::default();
+    sums.pass(&net, 0).during(|| drop(net.loss(ids.clone(), 1, DType::F32)));
     let refused = sums.finish(&net).map(|_| ()).unwrap_err();
     assert_eq!(refused, SumError::Dropped { operation: "linear cross-entropy" });
 }

@@ -194,14 +194,14 @@ fn rows_are_added_in_their_order_as_in_memory_in_any_cut() {
             let ids = (0..SAMPLES as i64).map(|row| row * 37 % shape[0] as i64).collect::<Vec<_>>();
             let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [SAMPLES]), &device());
             let sum_of = |is_loss: bool, by_rows: bool, cuts: &[usize]| {
-                let (mut sums, mut first) = (RunningSums::default(), 0);
+                let (sums, mut first) = (RunningSums::default(), 0);
                 for count in cuts {
                     let hidden = hidden.clone().narrow(0, first, *count).autodiff().require_grad();
                     let upstream = upstream.clone().narrow(0, first, *count).autodiff();
                     let ids = ids.clone().narrow(0, first, *count);
                     let (loss, by_row) = (LinearCrossEntropy::new(), RowWeight::new(&parameter, parts.clone()));
                     let read = || read_parameter(layer.weight.val(), dtype);
-                    sums.during(&layer, first, || {
+                    sums.pass(&layer, first).during(|| {
                         let mean = match (is_loss, by_rows) {
                             (true, true) => loss.forward_by_rows(hidden, &by_row, ids).unwrap(),
                             (true, false) => loss.forward_by_class(hidden, read(), ids).unwrap(),

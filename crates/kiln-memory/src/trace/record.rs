@@ -291,8 +291,8 @@ fn step<M: Module + 'static>(
         };
         Ok(Tracked::backward(loss))
     };
-    let gradients = match &mut running {
-        Some(running) => running.during(&model, 0, pass)?,
+    let gradients = match &running {
+        Some(running) => running.pass(&model, 0).during(pass)?,
         None => pass()?,
     };
     let mut take = Take { gradients, taken: GradientsParams::new(), path: vec![], apart: BTreeSet::new() };

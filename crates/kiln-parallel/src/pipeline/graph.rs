@@ -36,7 +36,7 @@ use crate::error::Error;
 pub(super) type Injection = Box<dyn FnOnce(&mut Registry) + Send>;
 
 /// A backward pass from nodes with their gradients.
-type BackwardPass = fn(Vec<(NodeGuard, Injection)>, &Device, &dyn Fn(Tensor<1>) -> Tensor<1>) -> Option<Gradients>;
+type BackwardPass = fn(Vec<(NodeGuard, Injection)>, &Device, &dyn Fn(Tensor<1>) -> Gradients) -> Option<Gradients>;
 
 /// A tracked tensor's place in its graph, of any rank. It keeps the graph, but not the tensor's values.
 pub(super) struct Node {
@@ -77,15 +77,11 @@ impl Node {
         self.guard.id()
     }
 
-    /// The backward pass of the graph before `outputs`, each with its gradient, from what `root` makes of its root. `None` when there are no
-    /// outputs.
-    pub(super) fn backward(
-        outputs: Vec<(Self, Injection)>,
-        root: &dyn Fn(Tensor<1>) -> Tensor<1>,
-    ) -> Option<Gradients> {
+    /// The backward pass of the graph before `outputs`, each with its gradient. `run` runs it from its root. `None` when there are no outputs.
+    pub(super) fn backward(outputs: Vec<(Self, Injection)>, run: &dyn Fn(Tensor<1>) -> Gradients) -> Option<Gradients> {
         let (first, _) = outputs.first()?;
         let (backward, device) = (first.backward, first.device.clone());
-        backward(outputs.into_iter().map(|(node, injection)| (node.guard, injection)).collect(), &device, root)
+        backward(outputs.into_iter().map(|(node, injection)| (node.guard, injection)).collect(), &device, run)
     }
 
     /// Makes burn release the graph that leads to this node, when no backward pass will begin here. The tensor and everything that was
@@ -114,7 +110,7 @@ where
 fn backward<B: Backend, C: CheckpointStrategy>(
     outputs: Vec<(NodeGuard, Injection)>,
     device: &Device,
-    root: &dyn Fn(Tensor<1>) -> Tensor<1>,
+    run: &dyn Fn(Tensor<1>) -> Gradients,
 ) -> Option<Gradients>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
@@ -129,7 +125,7 @@ where
         OpsKind::Tracked(prepared) => prepared.finish(given, zero),
         OpsKind::UnTracked(prepared) => prepared.finish(zero),
     };
-    Some(root(Tensor::<1>::from_primitive::<Autodiff<B, C>>(start)).backward())
+    Some(run(Tensor::<1>::from_primitive::<Autodiff<B, C>>(start)))
 }
 
 fn forget<B: Backend, C: CheckpointStrategy>(guard: NodeGuard, device: &Device)

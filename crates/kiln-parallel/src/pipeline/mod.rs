@@ -133,31 +133,31 @@ impl Pipeline {
         G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
         H: Fn(usize, Action) -> Result<(), E> + Sync,
     {
-        self.run_from(forward, |_, _, root| root, gradients, guard)
+        self.run_from(forward, |_, _, root| root.backward(), gradients, guard)
     }
 
-    /// [`run_guarded`](Self::run_guarded), with a function of the root of each backward pass: `root(stage, micro_batch, root)` is called on
-    /// the stage's thread and returns the tensor at which the backward pass begins, which depends on `root`. A program that adds
-    /// gradients to sums where they are made begins there.
+    /// [`run_guarded`](Self::run_guarded), with a function that runs each backward pass: `backward(stage, micro_batch, root)` is called on the
+    /// stage's thread and returns the gradients of a backward pass that begins at `root`, or at a tensor that depends on `root`. A program
+    /// that adds gradients to sums where they are made begins there.
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
     pub fn run_from<E, F, R, G, H>(
         &self,
         forward: F,
-        root: R,
+        backward: R,
         gradients: G,
         guard: H,
     ) -> Result<PipelineOutput, Stopped<E>>
     where
         E: Send,
         F: Fn(usize, &StageBoundary<'_>) -> Result<Tensor<1>, E> + Sync,
-        R: Fn(usize, usize, Tensor<1>) -> Tensor<1> + Sync,
+        R: Fn(usize, usize, Tensor<1>) -> Gradients + Sync,
         G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
         H: Fn(usize, Action) -> Result<(), E> + Sync,
     {
         let actions = self.schedule.actions(self.stages, self.micro_batches);
-        let functions = Functions { forward, root, gradients, guard };
+        let functions = Functions { forward, backward, gradients, guard };
         let run = Run::new(functions, self.stages, self.micro_batches, self.time_limit, &self.devices);
         match self.execution {
             Execution::Serial => thread::scope(|scope| run.work(scope, in_turns(&actions))),

@@ -64,11 +64,11 @@ impl Part {
         Ok(leaf)
     }
 
-    /// Runs the backward pass from what `root` makes of its root. Returns the gradients of all leaves of this part but its inputs, and those of the inputs for the stage
+    /// Runs the backward pass; `run` runs it from its root. Returns the gradients of all leaves of this part but its inputs, and those of the inputs for the stage
     /// before. `None` when no output has a gradient.
-    pub(super) fn backward(self, root: &dyn Fn(Tensor<1>) -> Tensor<1>) -> Option<(Gradients, Vec<Option<Injection>>)> {
+    pub(super) fn backward(self, run: &dyn Fn(Tensor<1>) -> Gradients) -> Option<(Gradients, Vec<Option<Injection>>)> {
         let mut gradients = match self.loss {
-            Some(loss) => root(loss).backward(),
+            Some(loss) => run(loss),
             None => {
                 let (mut used, mut given) = (vec![], self.given.into_iter());
                 let mut unused = vec![];
@@ -78,7 +78,7 @@ impl Part {
                         None => unused.push(output),
                     }
                 }
-                let gradients = Node::backward(used, root);
+                let gradients = Node::backward(used, run);
                 unused.into_iter().for_each(Node::forget);
                 gradients?
             }

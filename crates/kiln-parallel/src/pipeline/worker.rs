@@ -20,7 +20,7 @@ const STACK_BYTES: usize = 8 << 20;
 /// The functions that the caller gave.
 pub(super) struct Functions<F, R, G, H> {
     pub(super) forward: F,
-    pub(super) root: R,
+    pub(super) backward: R,
     pub(super) gradients: G,
     pub(super) guard: H,
 }
@@ -49,7 +49,7 @@ impl<'d, E, F, R, G, H> Run<'d, E, F, R, G, H>
 where
     E: Send,
     F: Fn(usize, &StageBoundary<'_>) -> Result<Tensor<1>, E> + Sync,
-    R: Fn(usize, usize, Tensor<1>) -> Tensor<1> + Sync,
+    R: Fn(usize, usize, Tensor<1>) -> Gradients + Sync,
     G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
     H: Fn(usize, Action) -> Result<(), E> + Sync,
 {
@@ -133,8 +133,8 @@ where
             }
             Action::Backward(micro_batch) => {
                 let part = lock(&self.parts[micro_batch]).pop();
-                let root = |root| (self.functions.root)(stage, micro_batch, root);
-                let done = catch_unwind(AssertUnwindSafe(|| part.and_then(|part| part.backward(&root))))
+                let run = |root| (self.functions.backward)(stage, micro_batch, root);
+                let done = catch_unwind(AssertUnwindSafe(|| part.and_then(|part| part.backward(&run))))
                     .map_err(|payload| Some(Failure::of_backward(stage, micro_batch, payload)))?;
                 let (gradients, given) = done.unzip();
                 if let (Some(before), Some(given)) = (lock(&self.parts[micro_batch]).last_mut(), given) {

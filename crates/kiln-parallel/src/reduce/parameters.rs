@@ -16,7 +16,7 @@ pub(super) trait AnyParam {
     /// The stored value.
     fn values(&self) -> Tensor<1>;
     fn has_gradient(&self, gradients: &GradientsParams) -> bool;
-    /// The gradient, zeros if there is none.
+    /// The gradient. If there is none, zeros that change no number which they are added to, negative ones.
     fn gradient(&self, gradients: &GradientsParams) -> Tensor<1>;
     fn remove_gradient(&self, gradients: &mut GradientsParams);
     fn register_gradient(&self, gradients: &mut GradientsParams, gradient: Tensor<1>);
@@ -50,7 +50,7 @@ impl<const D: usize> AnyParam for Param<Tensor<D>> {
     fn gradient(&self, gradients: &GradientsParams) -> Tensor<1> {
         match gradients.get::<D>(self.id) {
             Some(gradient) => gradient.inner().cast(DType::F32).reshape([self.elements()]),
-            None => Tensor::zeros([self.elements()], (&self.base().device().inner(), DType::F32)),
+            None => Tensor::full([self.elements()], -0.0, (&self.base().device().inner(), DType::F32)),
         }
     }
 

@@ -34,6 +34,11 @@ impl Group {
         self.communicator.as_deref()
     }
 
+    /// The connection to the other replicas, for what outlives a call.
+    pub(super) fn shared(&self) -> Option<Arc<dyn Communicator>> {
+        self.communicator.clone()
+    }
+
     /// Whether there are other replicas.
     pub(crate) fn has_others(&self) -> bool {
         self.communicator.is_some()

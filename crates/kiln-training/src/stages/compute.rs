@@ -6,13 +6,13 @@ use std::sync::Mutex;
 use burn::module::ParamId;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
-use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
+use kiln_accumulation::{RunningStatistics, SumPass, Weight, WeightedLoss};
 use kiln_memory::warm_thread;
 use kiln_parallel::{Action, Execution, Pipeline, Stopped};
 use kiln_recovery::{forget, reclaim, renewed};
 
 use super::measured::StageMeter;
-use super::pass::{Moment, StagePass};
+use super::pass::StagePass;
 use super::readers::Uses;
 use super::staged::Staged;
 use super::sums::{StageGradients, into_inner, lock};
@@ -39,7 +39,7 @@ where
 {
     let Some(staged) = inputs.staged else { return compute_in_turn(inputs, model, statistics) };
     let division = &staged.division;
-    let parts: Vec<_> = inputs.micro_batches.iter().map(|(_, weight, part)| (weight, part)).collect();
+    let parts: Vec<_> = inputs.micro_batches.iter().collect();
     let uses = staged.readers.in_model(model);
     let run = Run {
         inputs,
@@ -50,6 +50,7 @@ where
         named: Mutex::default(),
         statistics: Mutex::new(statistics),
         gradients: StageGradients::new(division.count(), uses.clone()),
+        passes: parts.iter().map(|_| Mutex::new(None)).collect(),
         uses,
         read_once: ids_at(model, inputs.read_once).into_iter().collect(),
     };
@@ -64,7 +65,7 @@ where
         .devices(&division.devices[..]);
     let ran = pipeline.run_from(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
-        |stage, micro_batch, root| run.accumulating(stage, micro_batch, root),
+        |stage, micro_batch, root| run.backward(stage, micro_batch, root),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
         |stage, action| {
             staged.meter.iter().for_each(|meter| meter.enter(stage, action));
@@ -95,14 +96,15 @@ where
     staged.meter.iter().for_each(StageMeter::end);
     *lock(&staged.timeline) = Some(ran.timeline);
     let Run { losses, named, gradients, .. } = run;
-    let gradients = gradients.finish(model)?;
+    let (gradients, scale) =
+        gradients.finish(model, inputs.in_order.clone(), (inputs.share.total, inputs.loss_scale))?;
     let means = losses.into_iter().filter_map(into_inner::<Option<Tensor<1>>>);
     let step = inputs.state.next_step();
     let loss = means.reduce(|sum, mean| sum + mean).ok_or(Error::NoGradients { step })?;
     if gradients.is_empty() {
         return Err(Error::NoGradients { step });
     }
-    let (scale, micro_batches, named) = (inputs.loss_scale, parts.len(), into_inner(named));
+    let (micro_batches, named) = (parts.len(), into_inner(named));
     Ok(Computed { gradients, loss, scale, micro_batches, named })
 }
 
@@ -117,21 +119,22 @@ struct Run<'a, T: Task> {
     named: Mutex<Vec<Tensor<1>>>,
     statistics: Mutex<&'a mut RunningStatistics>,
     gradients: StageGradients,
+    /// What adds to sums in the order of rows, of each micro-batch in flight.
+    passes: Vec<Mutex<Option<SumPass>>>,
     uses: Uses,
     /// The parameters that a forward pass reads once.
     read_once: HashSet<ParamId>,
 }
 
 impl<T: Task> Run<'_, T> {
-    /// Seeds a stage's device for a micro-batch. The first stage gets the seed of a step without stages.
-    fn seed(&self, device: &Device, stage: usize, micro_batch: usize) {
-        if stage == 0 || self.inputs.draws_random {
-            let seed = self.inputs.state.step_seed((self.inputs.share.first_micro_batch + micro_batch) as u64);
-            let seed = seed ^ (stage as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            match self.inputs.draws_random {
-                true => device.seed(seed), // the run holds the stream
-                false => drop(seed_random_numbers(device, seed, false)),
-            }
+    /// Seeds the first stage's device for a micro-batch, as a step without stages does.
+    fn seed(&self, device: &Device, micro_batch: usize) {
+        let Computation { share, draws_random, .. } = *self.inputs;
+        let index = if self.inputs.in_order.is_some() { 0 } else { share.first_micro_batch + micro_batch };
+        let seed = self.inputs.state.step_seed(index as u64);
+        match draws_random {
+            true => device.seed(seed), // the run holds the stream
+            false => drop(seed_random_numbers(device, seed, false)),
         }
     }
 
@@ -139,7 +142,7 @@ impl<T: Task> Run<'_, T> {
     fn forward(
         &self,
         micro_batch: usize,
-        (weight, part): &(Weight, Part<'_, T::Batch>),
+        (first_sample, weight, part): &(usize, Weight, Part<'_, T::Batch>),
         hop: &kiln_parallel::StageBoundary<'_>,
     ) -> Result<Tensor<1>, Error> {
         let Computation { task, plan, draws_random, share, loss_scale, .. } = *self.inputs;
@@ -147,23 +150,23 @@ impl<T: Task> Run<'_, T> {
         self.staged.meter.iter().for_each(|_| warm_thread(&division.devices[0].clone().inner()));
         let leaves = renewed(self.model);
         *lock(&self.models[micro_batch]) = Some(leaves.clone());
-        self.seed(&division.devices[0], 0, micro_batch);
-        let between = |moment| match moment {
-            Moment::Ends(stage) => self.end(stage, *weight),
-            Moment::Begins(stage) => {
-                self.seed(&division.devices[stage], stage, micro_batch);
-                Ok(())
-            }
+        self.seed(&division.devices[0], micro_batch);
+        let ends = |stage| self.end(stage, *weight);
+        let pass = Pass::in_stages(&leaves, plan, draws_random, StagePass { division, hop, ends: &ends });
+        let mut sums = self.inputs.in_order.as_ref().map(|sums| sums.pass(&leaves, *first_sample));
+        let loss = match &mut sums {
+            Some(sums) => sums.during(|| task.loss(&pass, part.batch())),
+            None => task.loss(&pass, part.batch()),
         };
-        let pass = Pass::in_stages(&leaves, plan, draws_random, StagePass { division, hop, between: &between });
-        let loss = task.loss(&pass, part.batch());
+        *lock(&self.passes[micro_batch]) = sums;
         let named = pass.into_named()?;
         if hop.stage() + 1 < division.count() {
             let (found, expected) = (hop.stage() + 1, division.count());
             return Err(Error::Parallel(kiln_parallel::Error::StageCount { micro_batch, found, expected }));
         }
         lock(&self.named).extend(named);
-        let WeightedLoss { mean, scaled } = WeightedLoss::new(loss, *weight, share.total, loss_scale)
+        let weighted = if self.inputs.in_order.is_some() { WeightedLoss::of_rows } else { WeightedLoss::new };
+        let WeightedLoss { mean, scaled } = weighted(loss, *weight, share.total, loss_scale)
             .map_err(|e| Error::of_accumulation(self.inputs.state.next_step(), e))?;
         *lock(&self.losses[micro_batch]) = Some(mean);
         self.inputs.at(Boundary::Forward)?;
@@ -179,11 +182,16 @@ impl<T: Task> Run<'_, T> {
         Ok(statistics.take_some(self.model, own, weight, self.inputs.share.total)?)
     }
 
-    /// The root of a stage's backward pass, which adds gradients to the stage's sums where it makes them.
-    fn accumulating(&self, stage: usize, micro_batch: usize, root: Tensor<1>) -> Tensor<1> {
-        match &*lock(&self.models[micro_batch]) {
+    /// A stage's backward pass, which adds gradients to sums where it makes them.
+    fn backward(&self, stage: usize, micro_batch: usize, root: Tensor<1>) -> Gradients {
+        let root = match &*lock(&self.models[micro_batch]) {
             Some(leaves) => self.gradients.accumulate_into(leaves, stage, root, &self.read_once),
             None => root,
+        };
+        // The stages of a micro-batch take turns.
+        match &mut *lock(&self.passes[micro_batch]) {
+            Some(sums) => sums.during(|| root.backward()),
+            None => root.backward(),
         }
     }
 

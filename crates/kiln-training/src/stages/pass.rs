@@ -12,17 +12,8 @@ use crate::error::Error;
 pub(crate) struct StagePass<'a> {
     pub(crate) division: &'a Division,
     pub(crate) hop: &'a StageBoundary<'a>,
-    /// Called at the end of a stage, and at the beginning of the next one.
-    pub(crate) between: &'a dyn Fn(Moment) -> Result<(), Error>,
-}
-
-/// A moment between two stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moment {
-    /// The stage of this number is about to end.
-    Ends(usize),
-    /// The stage of this number begins.
-    Begins(usize),
+    /// Called with the number of a stage that is about to end.
+    pub(crate) ends: &'a dyn Fn(usize) -> Result<(), Error>,
 }
 
 impl<'a> StagePass<'a> {
@@ -37,13 +28,12 @@ impl<'a> StagePass<'a> {
     /// Those of the executor, and of the callback between stages.
     pub(crate) fn cross<X: Tensors>(&self, block: usize, x: X) -> (X, Result<(), Error>) {
         let Some(next) = self.division.stage_at(block) else { return (x, Ok(())) };
-        if let Err(error) = (self.between)(Moment::Ends(next - 1)) {
+        if let Err(error) = (self.ends)(next - 1) {
             return (x, Err(error));
         }
         // While the micro-batch waits, only the next stage's copy is held.
         let x = x.map(&mut Carry { hop: self.hop, device: &self.division.devices[next] });
-        let arrived = self.hop.arrive().map_err(Error::Parallel);
-        (x, arrived.and_then(|()| (self.between)(Moment::Begins(next))))
+        (x, self.hop.arrive().map_err(Error::Parallel))
     }
 }
 

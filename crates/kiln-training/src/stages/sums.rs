@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use kiln_accumulation::Accumulator;
+use kiln_accumulation::{Accumulator, RunningSums, Weight, scale_of_rows};
 
 use super::readers::Uses;
 use crate::error::Error;
@@ -73,11 +73,17 @@ impl StageGradients {
         Ok(())
     }
 
-    /// The sums of all stages.
+    /// The sums of all stages, with those that rows were added to in their order, for a batch of this weight and loss scale. Also what they are
+    /// multiplied by.
     ///
     /// # Errors
     /// [`Error::Accumulation`].
-    pub(crate) fn finish(self, model: &impl Module) -> Result<GradientsParams, Error> {
+    pub(crate) fn finish(
+        self,
+        model: &impl Module,
+        in_order: Option<RunningSums>,
+        (total, scale): (Weight, f64),
+    ) -> Result<(GradientsParams, f64), Error> {
         // The first stage has no gradient for these.
         let mut waiting: Vec<_> = into_inner(self.waiting).into_iter().collect();
         waiting.sort_by_key(|(micro_batch, _)| *micro_batch);
@@ -88,7 +94,10 @@ impl StageGradients {
         for sum in self.sums {
             model.visit(&mut Move { from: &mut into_inner(sum).finish(), to: &mut all, of: &|_| true });
         }
-        Ok(all)
+        let Some(in_order) = in_order else { return Ok((all, scale)) };
+        let mut in_order = in_order.finish(model).map_err(kiln_accumulation::Error::from)?;
+        model.visit(&mut Move { from: &mut in_order, to: &mut all, of: &|_| true });
+        Ok((all, scale_of_rows(total, scale)))
     }
 }
 

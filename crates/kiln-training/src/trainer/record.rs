@@ -158,8 +158,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// Whether rows are added to gradients in their order, for a step on the CPU device.
     fn adds_in_order(&self) -> bool {
-        let divided = self.parallel.stages.is_some() || self.parallel.communicator.is_some();
-        self.memory.exact && !(divided || self.attaches || self.edit.is_some())
+        let replicas_in_stages = self.parallel.stages.is_some() && self.parallel.communicator.is_some();
+        self.memory.exact && !(replicas_in_stages || self.attaches || self.edit.is_some())
     }
 
     /// The checkpoint plan that the settings name, if any.

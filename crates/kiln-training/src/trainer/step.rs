@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use kiln_accumulation::{RunningStatistics, Weight};
+use kiln_accumulation::{RunningStatistics, RunningSums, Weight, scale_of_rows};
 use kiln_checkpointing::Streamed;
 use kiln_memory::Growth;
 use kiln_precision::ScaledGradients;
@@ -14,7 +14,7 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::growth::MemoryGrowth;
 use crate::planning::plan_for;
-use crate::replicas::WholeBatch;
+use crate::replicas::{Relay, WholeBatch};
 use crate::task::Task;
 use crate::transaction::{
     Attempted, Boundary, Computation, Computed, Lost, MicroBatches, Share, StepReport, Undo, Waiting, probe_attempt,
@@ -112,10 +112,19 @@ impl<T: Task> Trainer<T> {
 
         let mut undo = Undo::new(&self.run.model);
         let (leaves, statistics) = undo.parts();
-        let share = share(batch, whole, first_micro_batch);
+        let mut share = share(batch, whole, first_micro_batch);
+        let relay = match self.in_order {
+            true => group.relay(batch.map_or(0, Batch::len), share.own.count() > 0, self.device())?,
+            false => None,
+        };
+        share.first_sample = relay.as_ref().map_or(0, |relay| relay.first_sample);
         let streamed = self.run.streamed.as_ref();
-        let gradients = || self.gradients(batch, share, setting, leaves, statistics);
+        let gradients = || self.gradients(batch, share, setting, (leaves, statistics), relay.as_ref());
         let own = group.caught(|| with_store(streamed, gradients));
+        let own = match relay {
+            Some(relay) => relay.finish(own),
+            None => own,
+        };
         let Computed { gradients, loss, scale, micro_batches, named } = group.sum(leaves, own, statistics)?;
         let step = self.run.state.next_step();
         let norm = group.caught(|| match streamed {
@@ -139,12 +148,16 @@ impl<T: Task> Trainer<T> {
         batch: Option<&T::Batch>,
         share: Share,
         setting: Setting,
-        leaves: &T::Model,
-        statistics: &mut RunningStatistics,
+        (leaves, statistics): (&T::Model, &mut RunningStatistics),
+        relay: Option<&Relay>,
     ) -> Result<Computed, Error> {
         let loss_scale = self.run.scaler.state().scale;
         if share.own.count() == 0 {
-            return Ok(Computed::nothing(self.device(), loss_scale));
+            let scale = if self.in_order { scale_of_rows(share.total, loss_scale) } else { loss_scale };
+            return Ok(Computed::nothing(self.device(), scale));
+        }
+        if self.draws_random && self.run.group.in_this_process() > 1 {
+            relay.iter().for_each(|relay| relay.wait());
         }
         let inputs = Computation {
             task: &self.task,
@@ -153,7 +166,9 @@ impl<T: Task> Trainer<T> {
             staged: self.staged.as_ref(),
             draws_random: self.draws_random,
             read_once: &self.read_once,
-            in_order: self.in_order,
+            in_order: self
+                .in_order
+                .then(|| relay.map(Relay::sums).map_or_else(RunningSums::default, RunningSums::relayed)),
             streamed: self.run.streamed.as_ref(),
             state: self.run.state,
             share,
@@ -313,5 +328,5 @@ fn share<B: Batch>(own: Option<&B>, whole: &WholeBatch, first_micro_batch: usize
         Weight::Samples(_) => Weight::Samples(whole.weight),
         Weight::Tokens(_) => Weight::Tokens(whole.weight),
     };
-    Share { total, own, first_micro_batch }
+    Share { total, own, first_micro_batch, first_sample: 0 }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_accumulation::{Fed, RunningStatistics, Split, Weight, Window};
+use kiln_accumulation::{Fed, RunningStatistics, RunningSums, Split, Weight, Window};
 use kiln_checkpointing::{Plan, Streamed};
 use kiln_recovery::{forget, renewed};
 
@@ -27,6 +27,8 @@ pub(crate) struct Share {
     pub(crate) own: Weight,
     /// The number of the first micro-batch of the part, counted over the whole batch.
     pub(crate) first_micro_batch: usize,
+    /// The number of the first sample of the part in the whole batch, where rows are added in their order.
+    pub(crate) first_sample: usize,
 }
 
 /// A batch, or a replica's part of it, cut into micro-batches.
@@ -94,8 +96,8 @@ pub(crate) struct Computation<'a, T: Task> {
     pub(crate) draws_random: bool,
     /// Paths of the parameters that a forward pass reads once.
     pub(crate) read_once: &'a BTreeSet<String>,
-    /// Whether rows are added to gradients in their order.
-    pub(crate) in_order: bool,
+    /// The sums that rows are added to in their order, if they are.
+    pub(crate) in_order: Option<RunningSums>,
     /// The store of the parameters, if they are in one.
     pub(crate) streamed: Option<&'a Streamed>,
     pub(crate) state: RunState,
@@ -124,21 +126,22 @@ pub(crate) fn compute_in_turn<T: Task>(
     model: &T::Model,
     statistics: &mut RunningStatistics,
 ) -> Result<Computed, Error> {
-    let Computation { share: Share { total, own, first_micro_batch }, device, .. } = *inputs;
+    let Computation { share: Share { total, own, first_micro_batch, first_sample }, device, .. } = *inputs;
     let step = inputs.state.next_step();
     let window = Window::scaled_part(own, total, inputs.loss_scale)?.used_once(ids_at(model, inputs.read_once));
     let window = window.with_others(inputs.streamed.is_some());
-    let mut window = if inputs.in_order { window.in_order() } else { window };
+    let mut window = inputs.in_order.iter().cloned().fold(window, Window::in_order);
     let mut named = vec![];
     let mut micro_batches = inputs.micro_batches.iter().enumerate();
-    while let Some((index, (first_sample, weight, part))) = micro_batches.next() {
+    while let Some((index, (first, weight, part))) = micro_batches.next() {
         // Where rows are added in their order, masks depend on the sample.
-        let index = if inputs.in_order { 0 } else { first_micro_batch + index };
+        let index = if inputs.in_order.is_some() { 0 } else { first_micro_batch + index };
         let seed = inputs.state.step_seed(index as u64);
         let _random = seed_random_numbers(device, seed, inputs.draws_random);
         inputs.at(Boundary::CopyIn)?;
         let pass = Pass::training(model, device, inputs.plan, inputs.draws_random).streamed(inputs.streamed);
-        let loss = window.during(model, first_sample, || inputs.task.loss(&pass, part.batch()));
+        let forward = || inputs.task.loss(&pass, part.batch());
+        let loss = window.during(model, (first_sample + first, weight), forward);
         named.extend(pass.into_named()?);
         inputs.at(Boundary::Forward)?;
         let fed = window.feed(model, weight, loss).map_err(|e| Error::of_accumulation(step, e))?;

@@ -18,13 +18,13 @@ use crate::case::{Case, Classify, Make, gpt, large_vocabulary, resnet};
 use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, settings, temporary, turn};
 
 /// Models whose numbers depend on the micro-batch by more than rounding: with batch norm, and with burn's dropout.
-fn cases() -> [Case; 2] {
+pub(crate) fn cases() -> [Case; 2] {
     [resnet(4, true), Make::Gpt(gpt(0.2, false))].map(|make| {
         Case::new(make, OptimizerConfig::adamw(), 8, 8).with(|settings| Settings { micro_batch: None, ..settings })
     })
 }
 
-fn exact(case: &Case) -> TrainerBuilder<'_, Classify> {
+pub(crate) fn exact(case: &Case) -> TrainerBuilder<'_, Classify> {
     planned(case.task.clone(), |device| case.task.make.init(device), &case.settings)
         .with_recovery(true)
         .with_patience(Patience::new(Duration::ZERO))
@@ -89,7 +89,7 @@ fn a_lack_of_memory_changes_no_bit() {
 }
 
 /// A decoder whose rows are added to gradients in their order, on batches of so many samples.
-fn decoder(optimizer: OptimizerConfig, samples: usize, dropout: f64) -> Case {
+pub(crate) fn decoder(optimizer: OptimizerConfig, samples: usize, dropout: f64) -> Case {
     let make = Make::Gpt(gpt(dropout, true));
     Case::new(make, optimizer, samples, samples).with(|settings| Settings { micro_batch: None, ..settings })
 }

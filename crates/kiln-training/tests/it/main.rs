@@ -11,6 +11,7 @@ mod compression;
 mod counting;
 mod ends;
 mod exact;
+mod exact_divided;
 mod freeze;
 mod goes_on;
 mod growth;

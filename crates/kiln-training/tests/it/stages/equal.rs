@@ -32,13 +32,19 @@ fn divisions_that_are_none_and_batches_without_a_loss_are_refused() {
     }
 }
 
-/// Masks are drawn for each stage, so that they differ from those without stages.
 #[test]
-fn stages_have_masks_of_their_own() {
+fn stages_have_the_masks_of_a_run_without() {
     let _turn = turn();
-    let case = Case::chain(4, 7, 2).with_parts(|parts| Parts { dropout: 0.3, ..parts });
-    let told = [1, 2, 3].map(|count| case.run(&Way::stages(stages(count, Schedule::Sequential))).told);
-    assert!(told[0] != told[1] && told[1] != told[2], "{told:?}");
+    for (chains, blocks) in [(vec![vec![0, 1, 2, 3]], 4), (vec![vec![0, 1], vec![2, 3]], 5)] {
+        let case = Case::chain(4, 7, 2).with_parts(|parts| Parts { dropout: 0.3, ..parts });
+        let case = Case { task: Classify { chains, ..case.task.clone() }, ..case };
+        let expected = case.run(&Way::default());
+        for cuts in (1..blocks).map(|cut| vec![cut]).chain([vec![1, 3], vec![1, 2, 3]]) {
+            for schedule in SCHEDULES {
+                case.check(&Way::stages(stages(cuts.len() + 1, schedule).with_cuts(cuts.clone())), &expected);
+            }
+        }
+    }
 }
 
 /// Counts the messages that a replica exchanges with the others.
