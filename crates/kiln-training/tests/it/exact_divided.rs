@@ -117,7 +117,7 @@ fn a_replica_that_lacks_memory_changes_no_bit() {
     // From before the forward pass to after the update.
     for call in 1..=12 {
         for failing in 0..2 {
-            let fails = |rank| (rank == failing).then(|| Injector::calls(call..=call));
+            let fails = |rank| (rank == failing).then(|| Injector::calls(call..=call + 2));
             let (snapshot, micro_batches) = way.run(case, fails);
             snapshot.unwrap().assert_same(&alone, &format!("call {call} on replica {failing}"));
             cuts.push(micro_batches);
