@@ -21,7 +21,7 @@ const SAVE_EVERY: &str = "25";
 const START: Duration = Duration::from_millis(800);
 
 /// A GPT is trained with --exact in each way in a process of its own: within budgets, in micro-batches, under checkpoint plans, from a store, on 1
-/// and 4 threads, with failed allocations, and killed and resumed. Ctrl-C ends the command; the same command goes on. The exit status is 1 when
+/// and 4 threads, in stages, on replicas, with failed allocations, and killed and resumed. Ctrl-C ends the command; the same command goes on. The exit status is 1 when
 /// weights differ.
 #[derive(Args)]
 pub struct SameBitsArguments {
@@ -75,6 +75,10 @@ fn ways(peak: u64) -> Vec<Way> {
         Way::of(&["--micro-batch", "3", "--checkpointing", "stream"]),
         on("1"),
         on("4"),
+        Way::of(&["--stages", "2"]),
+        Way::of(&["--stages", "4", "--schedule", "gpipe"]),
+        Way::of(&["--replicas", "2"]),
+        Way::of(&["--replicas", "4", "--checkpointing", "every:1"]),
         Way::of(&["--memory", &much, "--inject-oom", "0.05"]),
         Way { is_killed: true, ..Way::of(&["--memory", &some]) },
     ]
@@ -208,7 +212,7 @@ mod tests {
     fn every_way_is_another_command() {
         let names = |run| ways(20 << 20).iter().map(|way| way.name(run, 20)).collect::<std::collections::BTreeSet<_>>();
         let of_dropout = names(RUNS[1]);
-        assert_eq!((names(RUNS[0]).len(), of_dropout.len()), (10, 10));
+        assert_eq!((names(RUNS[0]).len(), of_dropout.len()), (14, 14));
         assert!(of_dropout.contains("train gpt --exact --dropout 0.1 --memory step:12288KiB, killed 20 times"));
         assert!(of_dropout.contains("RAYON_NUM_THREADS=4 train gpt --exact --dropout 0.1 --micro-batch 3"));
     }

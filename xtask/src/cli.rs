@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Predictions(benches::predictions::PredictionsArguments),
     /// Train a model with --exact within budgets, in micro-batches, from a store, with failures and kills: all have the same weights
     SameBits(benches::same_bits::SameBitsArguments),
+    /// Train a small model with --exact again and again while memory is refused at random places: no step is lost, and all have the same weights
+    Failures(benches::failures::FailuresArguments),
     /// Find tables of README.md and docs/ that are older than the code that they describe
     Figures(Figures),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly

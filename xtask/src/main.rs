@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => benches::bench::run(&command),
         Command::Predictions(arguments) => benches::predictions::run(&arguments),
         Command::SameBits(arguments) => benches::same_bits::run(&arguments),
+        Command::Failures(arguments) => benches::failures::run(&arguments),
         Command::Figures(command) => figures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Gpu(command) => benches::gpu::run(&command),

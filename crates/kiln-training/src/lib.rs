@@ -68,6 +68,7 @@ mod metrics;
 mod optimizer;
 mod pass;
 mod planning;
+mod pressure;
 mod progress;
 mod replicas;
 mod schedule;

@@ -51,10 +51,14 @@ fn left_in(root: &Path, line: &str) -> Vec<u64> {
         _ if controllers.split(',').any(|controller| controller == "memory") => &V1,
         _ => return vec![],
     };
-    // A container may see its own group as the root of the groups, but its path as the host sees it.
-    let normal = |part| if let Component::Normal(name) = part { Some(name) } else { None };
-    let path: PathBuf = Path::new(path).components().filter_map(normal).collect();
+    let path = group_path(path);
     path.ancestors().filter_map(|group| left_in_group(&root.join(files.mount).join(group), files)).collect()
+}
+
+/// The path of a control group below the root of the groups. A container may see its own group as this root, but its path as the host sees it.
+pub(crate) fn group_path(path: &str) -> PathBuf {
+    let normal = |part| if let Component::Normal(name) = part { Some(name) } else { None };
+    Path::new(path).components().filter_map(normal).collect()
 }
 
 fn left_in_group(group: &Path, files: &GroupFiles) -> Option<u64> {

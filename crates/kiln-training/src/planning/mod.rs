@@ -22,6 +22,7 @@ pub use step_plan::{PlannedOptimizer, StepPlan};
 
 pub(crate) use by_rows::Asked;
 pub(crate) use cuts::Cuts;
+pub(crate) use host_memory::group_path;
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};
 pub(crate) use stage_plan::RunPlan;

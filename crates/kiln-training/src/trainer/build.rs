@@ -15,6 +15,7 @@ use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan};
+use crate::pressure::PressureAlarm;
 use crate::progress::Progress;
 use crate::replicas::Group;
 use crate::schedule::Schedule;
@@ -173,6 +174,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             meter: watch.meter().cloned(),
             watch,
             growth: None,
+            pressure: PressureAlarm::default(),
+            is_pressed: false,
             length: self.run.length,
             samples: None,
             batches: None,

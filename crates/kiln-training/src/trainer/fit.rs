@@ -13,7 +13,8 @@ use crate::transaction::StepReport;
 impl<T: Task> Trainer<T> {
     /// Takes the remaining steps of the run. At the end of every epoch and of the run, and as [`Intervals`](crate::Intervals) say, it evaluates
     /// the model if `data` has a part for it, and saves a checkpoint if the run has checkpoints. It also saves a checkpoint when the
-    /// observer breaks, and when the run ends with an error that leaves it whole.
+    /// observer breaks, when memory runs short on the machine (Linux, without replicas), and when the run ends with an error that leaves it
+    /// whole.
     ///
     /// All replicas of a run must call it, with data of the same number of batches. Each evaluates the model itself, if its data has a
     /// part for it. If one ends with an error, the others end with [`Error::Replica`] or [`Error::Parallel`]. The first one then saves
@@ -189,7 +190,9 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             *state = state.next_epoch();
         }
         state.due = false;
-        if ends || stop || improved || over || every.saves_at(at.step) {
+        // Replicas would have to agree.
+        let pressed = std::mem::take(&mut self.trainer.is_pressed) && !self.trainer.run.group.has_others();
+        if ends || stop || improved || over || pressed || every.saves_at(at.step) {
             let asked = self.save(Trainer::save_on_all)?;
             stop |= self.anywhere(asked)?;
         }

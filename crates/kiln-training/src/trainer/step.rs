@@ -215,6 +215,12 @@ impl<T: Task> Trainer<T> {
         if let Some(growth) = self.watch.end_step() {
             self.note_growth(growth);
         }
+        if let Some(pressure) = self.pressure.look() {
+            self.is_pressed = true;
+            if self.run.group.is_first() {
+                tracing::warn!("{pressure}");
+            }
+        }
         StepReport { peak_bytes: self.watch.peak_bytes(), ..report }
     }
 

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::growth::MemoryGrowth;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{DeviceLayout, Planner, Remedy, RunPlan, StageLoad, StagePlan, StepPlan};
+use crate::pressure::PressureAlarm;
 use crate::progress::Progress;
 use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
@@ -68,6 +69,9 @@ pub struct Trainer<T: Task> {
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
     pub(super) growth: Option<MemoryGrowth>,
+    pub(super) pressure: PressureAlarm,
+    /// Whether the run should be saved, since the system may end it.
+    pub(super) is_pressed: bool,
     pub(super) length: RunLength,
     /// Samples of the data that the run began with, once it has seen data.
     pub(super) samples: Option<usize>,

@@ -1,0 +1,205 @@
+//! `cargo xtask failures`: small exact runs in which memory is refused at random places, all of which must end with the same weights.
+
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use clap::Args;
+use kiln_cli::usage::Usage;
+use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_recovery::{Injector, Patience};
+use kiln_training::{Error, LossFn, OptimizerConfig, Pass, StepReport, Trainer};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use sha2::{Digest, Sha256};
+
+/// Steps of a run.
+const STEPS: u64 = 20;
+const VOCAB: usize = 32;
+/// Samples of a batch, and tokens of a sample.
+const SHAPE: [usize; 2] = [4, 12];
+/// The chances of a failure at a boundary of a step, one after the other.
+const CHANCES: [f64; 4] = [0.01, 0.05, 0.1, 0.2];
+
+/// A small GPT with dropout is trained for 20 steps, again and again. At each boundary of a step memory is refused with a chance of 1, 5, 10 or 20
+/// %. A step that gives up is taken again. All runs must take each step once, and end with the weights of a run without failures. Ctrl-C ends the
+/// command; the same command goes on. The exit status is 1 when a run differs.
+#[derive(Args)]
+pub struct FailuresArguments {
+    /// Number of failures
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub failures: u64,
+    /// What the places of failures depend on
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// The runs that have ended, a line for each [default: failures-SEED.tsv]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// A run that has ended.
+#[derive(Clone, Debug, PartialEq)]
+struct Ended {
+    /// Failures in it.
+    failures: u64,
+    /// How often a step gave up and was taken again, or its update was completed.
+    given_up: u64,
+    /// The SHA-256 of its weights.
+    weights: String,
+}
+
+/// Takes runs until they have had so many failures, and compares their weights.
+///
+/// # Errors
+/// Those of the file, and of a run that ends for another reason than memory.
+pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
+    ensure!(arguments.failures > 0, Usage("--failures is 0, expected at least 1".into()));
+    let path = arguments.out.clone().unwrap_or_else(|| format!("failures-{}.tsv", arguments.seed).into());
+    let mut ended = read(&path)?;
+    let mut file = OpenOptions::new().create(true).append(true).open(&path).with_context(|| named(&path))?;
+    let expected = taken(Injector::off())?.weights;
+    let failures = |ended: &[Ended]| ended.iter().map(|ended| ended.failures).sum::<u64>();
+    while failures(&ended) < arguments.failures {
+        let run = ended.len() as u64;
+        let chance = CHANCES[ended.len() % CHANCES.len()];
+        let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(run);
+        let found = taken(Injector::chance(chance, seed)?).with_context(|| format!("run {run}"))?;
+        let line = format!("{}\t{}\t{}\n", found.failures, found.given_up, found.weights);
+        file.write_all(line.as_bytes()).with_context(|| named(&path))?;
+        ended.push(found);
+        if ended.len().is_multiple_of(1000) {
+            tracing::info!("{} failures in {} runs", failures(&ended), ended.len());
+        }
+    }
+    let differ = ended.iter().filter(|ended| ended.weights != expected).count();
+    let given_up: u64 = ended.iter().map(|ended| ended.given_up).sum();
+    let text = format!(
+        "{} failures in {} runs of {STEPS} steps, of which {given_up} ended an attempt of the caller's: {}\n",
+        failures(&ended),
+        ended.len(),
+        if differ == 0 { format!("the same weights, {expected:.12}..") } else { format!("{differ} RUNS DIFFER") }
+    );
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(ExitCode::from(u8::from(differ > 0)))
+}
+
+fn named(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The runs in a file; none if there is no such file. A last line without an end, of a command that was killed, is removed.
+fn read(path: &Path) -> Result<Vec<Ended>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
+        Err(error) => return Err(error).with_context(|| named(path)),
+    };
+    let whole = text.rfind('\n').map_or(0, |end| end + 1);
+    let parse = |line: &str| {
+        let [failures, given_up, weights] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
+        Some(Ended { failures: failures.parse().ok()?, given_up: given_up.parse().ok()?, weights: weights.to_owned() })
+    };
+    let ended: Option<Vec<Ended>> = text[..whole].lines().map(parse).collect();
+    let ended = ended.with_context(|| format!("{} is no file of this command", named(path)))?;
+    if whole < text.len() {
+        fs::write(path, &text[..whole]).with_context(|| named(path))?;
+    }
+    Ok(ended)
+}
+
+/// Takes a run.
+fn taken(faults: Injector) -> Result<Ended> {
+    let config = GptConfig { layers: 2, heads: 2, width: 32, ..GptConfig::tiny(VOCAB, SHAPE[1]) }.with_dropout(0.1);
+    let task = LossFn::new(|pass: &Pass<'_, Gpt>, tokens: &TensorData| {
+        let (model, tokens): (_, Tensor<2, Int>) = (pass.model(), pass.input(tokens));
+        let x = pass.chain(&model.blocks(), model.embed(tokens.clone()), GptBlock::forward);
+        model.loss(x, tokens)
+    });
+    let faults = Arc::new(faults);
+    let guard = faults.clone();
+    let mut trainer = Trainer::try_builder(task, |device| config.init(device))
+        .with_optimizer(|model| OptimizerConfig::adamw().groups(model))
+        .with_schedule(1e-2)
+        .with_clip_norm(1.0)
+        .with_patience(Patience::new(Duration::ZERO))
+        .with_guard(move |boundary| guard.check(boundary.name()))
+        .with(|settings| settings.memory.exact = true)
+        .build(&Device::flex(), &batch(0))?;
+    let (mut given_up, mut hash) = (0, Sha256::new());
+    for step in 0..STEPS {
+        let report = step_until_done(&mut trainer, &batch(step), &mut given_up)?;
+        ensure!(report.step == step + 1, "step {} is reported as {}", step + 1, report.step);
+    }
+    trainer.model().visit(&mut Values(&mut hash));
+    let weights = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Ended { failures: faults.injected(), given_up, weights })
+}
+
+/// Takes a step, as a program does that has made room after each error.
+fn step_until_done<T: kiln_training::Task<Batch = TensorData>>(
+    trainer: &mut Trainer<T>,
+    batch: &TensorData,
+    given_up: &mut u64,
+) -> Result<StepReport> {
+    let mut tried = trainer.step(batch);
+    loop {
+        tried = match tried {
+            Ok(report) => return Ok(report),
+            Err(Error::Exhausted { .. } | Error::Memory(_)) => trainer.step(batch),
+            Err(Error::Unfinished { .. }) => trainer.complete_update(),
+            Err(error) => return Err(error.into()),
+        };
+        *given_up += 1;
+    }
+}
+
+/// The tokens of a step.
+fn batch(step: u64) -> TensorData {
+    let mut random = StdRng::seed_from_u64(step);
+    let tokens: Vec<i64> = (0..SHAPE.iter().product()).map(|_| random.random_range(0..VOCAB as i64)).collect();
+    TensorData::new(tokens, SHAPE)
+}
+
+/// Adds parameters to a hash.
+struct Values<'a>(&'a mut Sha256);
+
+impl ModuleVisitor for Values<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.update(param.val().into_data().as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hundredth of what the command does.
+    #[test]
+    fn ten_thousand_failures_lose_no_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("runs.tsv");
+        let take = |failures| {
+            let arguments = FailuresArguments { failures, seed: 7, out: Some(out.clone()) };
+            assert_eq!(run(&arguments).unwrap(), ExitCode::SUCCESS);
+            read(&out).unwrap()
+        };
+        let first = take(100);
+        // A command that was killed goes on.
+        let text = fs::read_to_string(&out).unwrap();
+        fs::write(&out, format!("{text}12\t0")).unwrap();
+        let all = take(10_000);
+        assert_eq!(all[..first.len()], first);
+        assert!(all.iter().all(|ended| ended.weights == all[0].weights));
+        assert!(all.iter().any(|ended| ended.given_up > 0) && all.iter().any(|ended| ended.given_up == 0));
+        // The last line is another run's.
+        fs::write(&out, "5\t0\tabc\n").unwrap();
+        let arguments = FailuresArguments { failures: 5, seed: 7, out: Some(out) };
+        assert_eq!(run(&arguments).unwrap(), ExitCode::from(1));
+    }
+}
