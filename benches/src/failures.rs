@@ -48,7 +48,7 @@ pub struct FailuresArguments {
 struct Ended {
     /// Failures in it.
     failures: u64,
-    /// How often a step gave up and was taken again, or its update was completed.
+    /// How often a step or its update ended with an error, and was taken up again.
     given_up: u64,
     /// The SHA-256 of its weights.
     weights: String,
@@ -61,7 +61,7 @@ struct Ended {
 pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
     ensure!(arguments.failures > 0, Usage("--failures is 0, expected at least 1".into()));
     let path = arguments.out.clone().unwrap_or_else(|| format!("failures-{}.tsv", arguments.seed).into());
-    let mut ended = read(&path)?;
+    let mut ended = read(&path, arguments.seed)?;
     let mut file = OpenOptions::new().create(true).append(true).open(&path).with_context(|| named(&path))?;
     let expected = taken(Injector::off())?.weights;
     let failures = |ended: &[Ended]| ended.iter().map(|ended| ended.failures).sum::<u64>();
@@ -70,7 +70,7 @@ pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
         let chance = CHANCES[ended.len() % CHANCES.len()];
         let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(run);
         let found = taken(Injector::chance(chance, seed)?).with_context(|| format!("run {run}"))?;
-        let line = format!("{}\t{}\t{}\n", found.failures, found.given_up, found.weights);
+        let line = format!("{}\t{}\t{}\t{}\n", arguments.seed, found.failures, found.given_up, found.weights);
         file.write_all(line.as_bytes()).with_context(|| named(&path))?;
         ended.push(found);
         if ended.len().is_multiple_of(1000) {
@@ -80,7 +80,7 @@ pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
     let differ = ended.iter().filter(|ended| ended.weights != expected).count();
     let given_up: u64 = ended.iter().map(|ended| ended.given_up).sum();
     let text = format!(
-        "{} failures in {} runs of {STEPS} steps, of which {given_up} ended an attempt of the caller's: {}\n",
+        "{} failures in {} runs of {STEPS} steps, which were taken up again {given_up} times: {}\n",
         failures(&ended),
         ended.len(),
         if differ == 0 { format!("the same weights, {expected:.12}..") } else { format!("{differ} RUNS DIFFER") }
@@ -94,7 +94,7 @@ fn named(path: &Path) -> String {
 }
 
 /// The runs in a file; none if there is no such file. A last line without an end, of a command that was killed, is removed.
-fn read(path: &Path) -> Result<Vec<Ended>> {
+fn read(path: &Path, seed: u64) -> Result<Vec<Ended>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
@@ -102,11 +102,12 @@ fn read(path: &Path) -> Result<Vec<Ended>> {
     };
     let whole = text.rfind('\n').map_or(0, |end| end + 1);
     let parse = |line: &str| {
-        let [failures, given_up, weights] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
+        let [of, failures, given_up, weights] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
+        (of.parse() == Ok(seed)).then_some(())?;
         Some(Ended { failures: failures.parse().ok()?, given_up: given_up.parse().ok()?, weights: weights.to_owned() })
     };
     let ended: Option<Vec<Ended>> = text[..whole].lines().map(parse).collect();
-    let ended = ended.with_context(|| format!("{} is no file of this command", named(path)))?;
+    let ended = ended.with_context(|| format!("{} is no file of this command with seed {seed}", named(path)))?;
     if whole < text.len() {
         fs::write(path, &text[..whole]).with_context(|| named(path))?;
     }
@@ -187,19 +188,21 @@ mod tests {
         let take = |failures| {
             let arguments = FailuresArguments { failures, seed: 7, out: Some(out.clone()) };
             assert_eq!(run(&arguments).unwrap(), ExitCode::SUCCESS);
-            read(&out).unwrap()
+            read(&out, 7).unwrap()
         };
         let first = take(100);
         // A command that was killed goes on.
         let text = fs::read_to_string(&out).unwrap();
-        fs::write(&out, format!("{text}12\t0")).unwrap();
+        fs::write(&out, format!("{text}7\t12")).unwrap();
         let all = take(10_000);
         assert_eq!(all[..first.len()], first);
         assert!(all.iter().all(|ended| ended.weights == all[0].weights));
         assert!(all.iter().any(|ended| ended.given_up > 0) && all.iter().any(|ended| ended.given_up == 0));
         // The last line is another run's.
-        fs::write(&out, "5\t0\tabc\n").unwrap();
+        fs::write(&out, "7\t5\t0\tabc\n").unwrap();
         let arguments = FailuresArguments { failures: 5, seed: 7, out: Some(out) };
         assert_eq!(run(&arguments).unwrap(), ExitCode::from(1));
+        let other = run(&FailuresArguments { seed: 8, ..arguments }).unwrap_err().to_string();
+        assert!(other.ends_with("is no file of this command with seed 8"), "{other}");
     }
 }

@@ -24,7 +24,7 @@ pub struct SentSum {
     pub values: Tensor<1>,
     /// Its shape.
     pub shape: Shape,
-    /// What the sum is to be multiplied by, unless it is 1.
+    /// What the sum is to be multiplied by. `None` for a sum that needs no factor.
     pub factor: Option<f32>,
 }
 
@@ -48,11 +48,13 @@ impl SumRelay {
         Self { take: Arc::new(take), give: Arc::new(give) }
     }
 
-    pub(crate) fn take(&self, of: &SumUse) -> Option<SentSum> {
+    /// The sum of the replica before.
+    pub fn take(&self, of: &SumUse) -> Option<SentSum> {
         (self.take)(of)
     }
 
-    pub(crate) fn give(&self, of: SumUse, sum: SentSum) -> Option<SentSum> {
+    /// Hands a sum on.
+    pub fn give(&self, of: SumUse, sum: SentSum) -> Option<SentSum> {
         (self.give)(of, sum)
     }
 }

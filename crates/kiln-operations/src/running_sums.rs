@@ -8,9 +8,11 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-use crate::relay::SumRelay;
+use crate::relay::{SentSum, SumRelay, SumUse};
 
 /// Sums of the gradients of parameters, one for each use of a parameter, such as the two of an embedding that is the output layer too.
+///
+/// It is a handle: a clone has the same sums.
 ///
 /// During a [pass](RunningSums::pass) an operation of this crate adds the gradients of its [`in_order`](crate::Operation::in_order) inputs to
 /// what is there, row by row in the order of the rows, and computes all sums over rows so. Therefore the sums of a batch have the same bits
@@ -60,6 +62,12 @@ pub(crate) enum Factor {
     Several([f32; 2]),
 }
 
+impl Factor {
+    pub(crate) fn known(self) -> Option<f32> {
+        if let Self::Known(factor) = self { Some(factor) } else { None }
+    }
+}
+
 /// Why sums cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -106,6 +114,7 @@ impl RunningSums {
     /// [`SumError`] for a loss whose sum over the micro-batches cannot be had.
     pub fn finish(self, model: &impl Module) -> Result<GradientsParams, SumError> {
         struct Finish<'a> {
+            relay: Option<SumRelay>,
             sums: &'a mut HashMap<ParamId, Vec<Sum>>,
             gradients: Result<GradientsParams, SumError>,
         }
@@ -113,7 +122,7 @@ impl RunningSums {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
                 let (Some(sums), Ok(gradients)) = (self.sums.remove(&param.id), &mut self.gradients) else { return };
                 let mut total: Option<Tensor<D>> = None;
-                for Sum { operation, tensor, factor, open, .. } in sums {
+                for Sum { operation, number, tensor, factor, open } in sums {
                     if open > 0 {
                         self.gradients = Err(SumError::Dropped { operation });
                         return;
@@ -122,8 +131,18 @@ impl RunningSums {
                         self.gradients = Err(SumError::Factors(one, other));
                         return;
                     }
-                    // The sum may be with another replica.
-                    let Some(sum) = tensor.map(Tensor::<D>::from_dispatch) else { continue };
+                    // The sum may be with another replica, or go there now if the last pass has not used it.
+                    let sum = tensor.map(Tensor::<D>::from_dispatch);
+                    let sum = match &self.relay {
+                        Some(relay) => sum.and_then(|sum| {
+                            let of = SumUse { parameter: param.id, operation: operation.into(), number };
+                            let (values, shape) = (sum.clone().reshape([sum.shape().num_elements()]), sum.shape());
+                            let factor = factor.and_then(Factor::known);
+                            Some(relay.give(of, SentSum { values, shape, factor })?.values.reshape(param.shape()))
+                        }),
+                        None => sum,
+                    };
+                    let Some(sum) = sum else { continue };
                     let sum = match factor {
                         Some(Factor::Known(factor)) if factor != 1.0 => sum * factor,
                         Some(Factor::Unknown) => sum * 0.5, // any other number than 1: what counts is the operation
@@ -139,7 +158,8 @@ impl RunningSums {
                 }
             }
         }
-        let mut finish = Finish { sums: &mut self.lock(), gradients: Ok(GradientsParams::new()) };
+        let mut finish =
+            Finish { relay: self.relay.clone(), sums: &mut self.lock(), gradients: Ok(GradientsParams::new()) };
         model.visit(&mut finish);
         finish.gradients
     }

@@ -167,7 +167,8 @@ impl<'a, M> Pass<'a, M> {
             Purpose::Training { plan, draws_random, stages } => {
                 let (blocks, first) = self.numbered(blocks);
                 // While a pass waits at the end of a stage, other micro-batches draw random numbers.
-                let seed = (draws_random && stages.is_some()).then(|| ChainSeed::draw(self.device()));
+                let draws = draws_random && stages.is_some() && !blocks.is_empty();
+                let seed = draws.then(|| ChainSeed::draw(self.device()));
                 let (mut x, mut next) = (x, 0);
                 for end in 1..=blocks.len() {
                     let begins = |stages: StagePass<'_>| stages.division.stage_at(first + end).is_some();

@@ -95,12 +95,15 @@ mod tests {
         }
         fs::write(root.path().join("proc/self/cgroup"), "4:memory:/old\n0::/../job\n").unwrap();
         let mut alarm = PressureAlarm { root: root.path().to_owned(), ..PressureAlarm::default() };
+        fs::write(root.path().join("proc/pressure/memory"), pressed("0.00")).unwrap();
+        assert_eq!(alarm.look(), None);
+        fs::write(root.path().join("proc/pressure/memory"), pressed("50.00")).unwrap();
+        assert_eq!(alarm.look(), None, "a second has not passed");
         let mut look = |machine: &str, group: &str| {
             fs::write(root.path().join("proc/pressure/memory"), pressed(machine)).unwrap();
             fs::write(root.path().join("sys/fs/cgroup/job/memory.pressure"), pressed(group)).unwrap();
-            let found = alarm.look();
-            assert_eq!(alarm.look(), None, "a second has not passed");
             alarm.looked = None;
+            let found = alarm.look();
             found.map(|found| found.lost_percent)
         };
         assert_eq!(look("9.99", "0.00"), None);

@@ -24,7 +24,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The number of replicas.
     fn replicas(&self) -> usize;
 
-    /// The number of replicas in this process, which share its heap.
+    /// The number of replicas in this process, which share its heap and burn's random numbers. A communicator of threads must say it:
+    /// replicas that draw random numbers while one waits for another would wait for ever.
     fn in_this_process(&self) -> usize {
         1
     }

@@ -16,7 +16,7 @@ pub(super) trait AnyParam {
     /// The stored value.
     fn values(&self) -> Tensor<1>;
     fn has_gradient(&self, gradients: &GradientsParams) -> bool;
-    /// The gradient. If there is none, zeros that change no number which they are added to, negative ones.
+    /// The gradient. If there is none, -0.0 everywhere: `x + -0.0` is `x`, also if `x` is -0.0.
     fn gradient(&self, gradients: &GradientsParams) -> Tensor<1>;
     fn remove_gradient(&self, gradients: &mut GradientsParams);
     fn register_gradient(&self, gradients: &mut GradientsParams, gradient: Tensor<1>);

@@ -74,7 +74,11 @@ impl Group {
         let rank = communicator.rank();
         let own = (samples as u64) << 1 | u64::from(has_loss);
         let all = communicator.exchange(&own.to_le_bytes())?;
-        let all: Vec<u64> = all.iter().map(|own| own.as_slice().try_into().map_or(0, u64::from_le_bytes)).collect();
+        let read = |own: &Vec<u8>| own.as_slice().try_into().ok().map(u64::from_le_bytes);
+        let all: Vec<u64> = all.iter().map(read).collect::<Option<_>>().ok_or_else(|| {
+            let reason = "the replicas are at other points of a step".to_owned();
+            Error::Parallel(kiln_parallel::Error::Transfer { operation: "exchange", reason })
+        })?;
         let has_loss = |rank: &usize| all[*rank] & 1 == 1;
         let (before, after) = match has_loss(&rank) {
             true => ((0..rank).rev().find(has_loss), (rank + 1..all.len()).find(has_loss)),
@@ -110,12 +114,23 @@ impl Relay {
         with(&self.rounds, |rounds| while !rounds.before_is_done && rounds.round(Standing::Computes, None) {});
     }
 
+    /// Tells the other replicas that this one has taken a micro-batch, so that none waits beyond the time limit of a round.
+    pub(crate) fn go_on(&self) {
+        with(&self.rounds, |rounds| rounds.round(Standing::Computes, None));
+    }
+
     /// Ends this replica's part in the attempt: waits for the others, or tells them of a failure.
     ///
     /// # Errors
-    /// Those of `own`, [`Error::Parallel`], and [`Error::Replica`] for a sum that this replica's operations do not add to.
+    /// Those of `own`, [`Error::Parallel`], and [`Error::Replica`] for a sum that the operations of the last replica do not add to.
     pub(crate) fn finish<T>(self, own: Result<T, Error>) -> Result<T, Error> {
         with(&self.rounds, |rounds| {
+            // Sums that no operation here adds to.
+            let rest: Vec<SumUse> = rounds.arrived.keys().filter(|_| rounds.after.is_some()).cloned().collect();
+            for of in rest.into_iter().filter(|_| own.is_ok()) {
+                let sum = rounds.arrived.remove(&of);
+                rounds.round(Standing::Computes, sum.map(|sum| (of, sum)));
+            }
             let standing = if own.is_ok() { Standing::Done } else { Standing::Failed };
             while rounds.round(standing, None) {}
             let own = own?;
@@ -187,7 +202,7 @@ impl Rounds {
         }
         let elements = |message: &Message| message.sum.as_ref().map_or(0, |sum| sum.shape.iter().product());
         let lengths: Vec<usize> = all.iter().map(elements).collect();
-        let mut values = match lengths.iter().any(|length| *length > 0) {
+        let mut values = match all.iter().any(|message| message.sum.is_some()) {
             true => {
                 let own = values.unwrap_or_else(|| Tensor::empty([0], (&self.device, DType::F32)));
                 self.communicator.all_gather(own, &lengths)?
@@ -221,4 +236,88 @@ fn read(label: Label, values: Tensor<1>) -> (SumUse, SentSum) {
     let Label { parameter, operation, number, shape, factor } = label;
     let sum = SentSum { values, shape: shape.into(), factor: factor.map(f32::from_bits) };
     (SumUse { parameter: ParamId::from(parameter), operation, number }, sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::group::tests::each;
+    use super::*;
+
+    fn of(number: usize) -> SumUse {
+        SumUse { parameter: ParamId::from(7), operation: "linear".into(), number }
+    }
+
+    fn sum(values: &[f32]) -> SentSum {
+        let values = Tensor::from_floats(values, &Device::flex());
+        SentSum { shape: values.shape(), values, factor: Some(0.5) }
+    }
+
+    /// Each of three replicas adds 1 to what it takes. Returns what the last one has.
+    fn chain(uses: &[usize], begins: &[f32], has_loss: impl Fn(usize) -> bool + Sync) -> Vec<Result<Vec<f32>, String>> {
+        each(|rank, group| {
+            let relay = group.relay(4, has_loss(rank), &Device::flex()).unwrap().unwrap();
+            assert_eq!(relay.first_sample, 4 * rank);
+            let (way, mut kept) = (relay.sums(), vec![]);
+            for number in uses.iter().filter(|_| has_loss(rank)) {
+                let before = way.take(&of(*number)).map_or_else(|| sum(begins), |before| before);
+                assert_eq!(before.factor, Some(0.5));
+                let added = SentSum { values: before.values + 1.0, ..before };
+                kept.extend(
+                    way.give(of(*number), added).map(|kept| kept.values.into_data().try_to_vec::<f32>().unwrap()),
+                );
+            }
+            relay.finish(Ok(kept.concat())).map_err(|error| error.to_string())
+        })
+    }
+
+    #[test]
+    fn a_sum_goes_through_all_replicas_that_have_samples() {
+        let last = vec![4.0, 5.0, 4.0, 5.0];
+        assert_eq!(chain(&[0, 1], &[1.0, 2.0], |_| true), [Ok(vec![]), Ok(vec![]), Ok(last)]);
+        let last = vec![3.0, 3.0];
+        assert_eq!(chain(&[0, 1], &[1.0], |rank| rank != 1), [Ok(vec![]), Ok(vec![]), Ok(last.clone())]);
+        assert_eq!(chain(&[0, 1], &[1.0], |rank| rank != 2), [Ok(vec![]), Ok(last), Ok(vec![])]);
+        // A parameter without values.
+        assert_eq!(chain(&[0], &[], |_| true), [Ok(vec![]), Ok(vec![]), Ok(vec![])]);
+        assert_eq!(chain(&[0], &[1.0], |_| false), [Ok(vec![]), Ok(vec![]), Ok(vec![])]);
+    }
+
+    #[test]
+    fn a_sum_passes_a_replica_whose_operations_do_not_use_it() {
+        let ended = each(|rank, group| {
+            let relay = group.relay(4, true, &Device::flex()).unwrap().unwrap();
+            let way = relay.sums();
+            if rank == 0 {
+                assert!(way.give(of(0), sum(&[3.0])).is_none());
+            }
+            let found = if rank == 2 { way.take(&of(0)) } else { None };
+            relay.finish(Ok(found.map(|found| found.values.into_scalar::<f32>()))).unwrap()
+        });
+        assert_eq!(ended, [None, None, Some(3.0)]);
+        let ended = each(|rank, group| {
+            let relay = group.relay(4, true, &Device::flex()).unwrap().unwrap();
+            if rank == 0 {
+                assert!(relay.sums().give(of(0), sum(&[3.0])).is_none());
+            }
+            relay.finish(Ok(())).map_err(|error| error.to_string())
+        });
+        assert!(ended[0].is_ok() && ended[1].is_ok());
+        assert!(ended[2].as_ref().unwrap_err().contains("no operation linear number 0"), "{ended:?}");
+    }
+
+    #[test]
+    fn a_failure_ends_the_rounds_of_all() {
+        let ended = each(|rank, group| {
+            let relay = group.relay(4, true, &Device::flex()).unwrap().unwrap();
+            if rank == 0 {
+                return relay.finish::<()>(Err(Error::NothingToLearn { step: 3 })).is_err();
+            }
+            // What the first replica does not give is not waited for.
+            assert!(relay.sums().take(&of(0)).is_none());
+            relay.wait();
+            relay.go_on();
+            relay.finish(Ok(())).is_err()
+        });
+        assert_eq!(ended, [true, false, false]);
+    }
 }

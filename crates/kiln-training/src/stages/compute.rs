@@ -202,6 +202,7 @@ impl<T: Task> Run<'_, T> {
         let gradients = GradientsParams::from_grads(gradients, &leaves);
         if stage == 0 {
             *lock(&self.models[micro_batch]) = None;
+            *lock(&self.passes[micro_batch]) = None;
         }
         self.gradients.add(&leaves, (stage, micro_batch), gradients)
     }

@@ -80,8 +80,8 @@ pub struct MemoryConfig {
     ///
     /// On the CPU device they also cut batches, if the recorded step shows that a batch has the same bits in any micro-batches
     /// ([`Planner::keeps_bits`](crate::Planner::keeps_bits)): its layers are those of kiln-layers whose sums over rows are in the order of
-    /// the rows, without batch norm and burn's own dropout, its loss is a mean over the weight of a batch, and it has neither stages, replicas nor
-    /// attachments. [`micro_batch`](Self::micro_batch) is then the most samples at once.
+    /// the rows, without batch norm and burn's own dropout, its loss is a mean over the weight of a batch, and it has no attachments, nor
+    /// replicas that are divided into stages. [`micro_batch`](Self::micro_batch) is then the most samples at once.
     ///
     /// Otherwise micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole: those of
     /// [`batch_size`](RunConfig::batch_size) samples, or of as many as the batch that [`build`](crate::TrainerBuilder::build) gets. Smaller

@@ -59,6 +59,7 @@ impl<T: Task> Trainer<T> {
             ("position", format!("step {}, epoch {}, batch {}, duties {}", at.step, at.epoch, at.batch, at.due)),
             ("loss scale", self.scaler().scale.to_string()),
             ("times of evaluations and checkpoints", format!("{every:?}")),
+            ("order of sums of gradients", if self.in_order { "of the rows" } else { "any" }.into()),
             ("use of checkpoints", self.checkpoints.directory.is_some().to_string()),
             ("metric that the run is judged by", format!("{:?}", self.checkpoints.best)),
         ];

@@ -158,7 +158,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// Whether rows are added to gradients in their order, for a step on the CPU device.
     fn adds_in_order(&self) -> bool {
-        let replicas_in_stages = self.parallel.stages.is_some() && self.parallel.communicator.is_some();
+        let replicas = self.parallel.communicator.as_ref().map_or(1, |communicator| communicator.replicas());
+        let replicas_in_stages = self.parallel.stages.is_some() && replicas > 1;
         self.memory.exact && !(replicas_in_stages || self.attaches || self.edit.is_some())
     }
 

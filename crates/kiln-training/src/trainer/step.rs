@@ -169,6 +169,7 @@ impl<T: Task> Trainer<T> {
             in_order: self
                 .in_order
                 .then(|| relay.map(Relay::sums).map_or_else(RunningSums::default, RunningSums::relayed)),
+            relay,
             streamed: self.run.streamed.as_ref(),
             state: self.run.state,
             share,

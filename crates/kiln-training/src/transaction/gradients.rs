@@ -14,6 +14,7 @@ use super::report::{Boundary, Guard};
 use crate::batch::{Batch, Part};
 use crate::error::Error;
 use crate::pass::Pass;
+use crate::replicas::Relay;
 use crate::stages::Staged;
 use crate::state::{RunState, seed_random_numbers};
 use crate::task::Task;
@@ -98,6 +99,8 @@ pub(crate) struct Computation<'a, T: Task> {
     pub(crate) read_once: &'a BTreeSet<String>,
     /// The sums that rows are added to in their order, if they are.
     pub(crate) in_order: Option<RunningSums>,
+    /// The way of these sums through the replicas, if there are others.
+    pub(crate) relay: Option<&'a Relay>,
     /// The store of the parameters, if they are in one.
     pub(crate) streamed: Option<&'a Streamed>,
     pub(crate) state: RunState,
@@ -149,7 +152,10 @@ pub(crate) fn compute_in_turn<T: Task>(
         statistics.take(model, weight, total)?;
         inputs.at(Boundary::Accumulate)?;
         match fed {
-            Fed::Open(next) => window = next,
+            Fed::Open(next) => {
+                inputs.relay.iter().for_each(|relay| relay.go_on());
+                window = next;
+            }
             Fed::Complete(batch) => match micro_batches.next() {
                 Some((_, (_, fed, _))) => return Err(Error::TooMuch { step, fed }),
                 None => {
