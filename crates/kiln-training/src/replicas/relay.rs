@@ -125,11 +125,14 @@ impl Relay {
     /// Those of `own`, [`Error::Parallel`], and [`Error::Replica`] for a sum that the operations of the last replica do not add to.
     pub(crate) fn finish<T>(self, own: Result<T, Error>) -> Result<T, Error> {
         with(&self.rounds, |rounds| {
-            // Sums that no operation here adds to.
-            let rest: Vec<SumUse> = rounds.arrived.keys().filter(|_| rounds.after.is_some()).cloned().collect();
-            for of in rest.into_iter().filter(|_| own.is_ok()) {
-                let sum = rounds.arrived.remove(&of);
-                rounds.round(Standing::Computes, sum.map(|sum| (of, sum)));
+            // Sums that no operation here adds to go on to the next replica.
+            while own.is_ok() && !rounds.failed {
+                let of = rounds.arrived.keys().next().filter(|_| rounds.after.is_some()).cloned();
+                let sum = of.and_then(|of| rounds.arrived.remove_entry(&of));
+                if sum.is_none() && rounds.before_is_done {
+                    break;
+                }
+                rounds.round(Standing::Computes, sum);
             }
             let standing = if own.is_ok() { Standing::Done } else { Standing::Failed };
             while rounds.round(standing, None) {}
