@@ -52,7 +52,7 @@ pub struct Window<S = Unscaled> {
     /// The sums that rows are added to in their order, if they are.
     in_order: Option<RunningSums>,
     /// The pass that adds to them.
-    pass: Option<SumPass>,
+    pass: Option<Box<SumPass>>,
     used_once: HashSet<ParamId>,
     has_others: bool,
     state: PhantomData<S>,
@@ -214,7 +214,7 @@ impl<S> Window<S> {
     ) -> R {
         let is_last = weight == self.missing();
         match &self.in_order {
-            Some(sums) => self.pass.insert(sums.pass(model, first_sample).last(is_last)).during(forward),
+            Some(sums) => self.pass.insert(Box::new(sums.pass(model, first_sample).last(is_last))).during(forward),
             None => forward(),
         }
     }

@@ -262,7 +262,7 @@ mod tests {
             assert_eq!(relay.first_sample, 4 * rank);
             let (way, mut kept) = (relay.sums(), vec![]);
             for number in uses.iter().filter(|_| has_loss(rank)) {
-                let before = way.take(&of(*number)).map_or_else(|| sum(begins), |before| before);
+                let before = way.take(&of(*number)).unwrap_or_else(|| sum(begins));
                 assert_eq!(before.factor, Some(0.5));
                 let added = SentSum { values: before.values + 1.0, ..before };
                 kept.extend(
