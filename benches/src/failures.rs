@@ -1,7 +1,6 @@
 //! `cargo xtask failures`: small exact runs in which memory is refused at random places, all of which must end with the same weights.
 
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +17,8 @@ use kiln_training::{Error, LossFn, OptimizerConfig, Pass, StepReport, Trainer};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use sha2::{Digest, Sha256};
+
+use crate::lines;
 
 /// Steps of a run.
 const STEPS: u64 = 20;
@@ -62,7 +63,6 @@ pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
     ensure!(arguments.failures > 0, Usage("--failures is 0, expected at least 1".into()));
     let path = arguments.out.clone().unwrap_or_else(|| format!("failures-{}.tsv", arguments.seed).into());
     let mut ended = read(&path, arguments.seed)?;
-    let mut file = OpenOptions::new().create(true).append(true).open(&path).with_context(|| named(&path))?;
     let expected = taken(Injector::off())?.weights;
     let failures = |ended: &[Ended]| ended.iter().map(|ended| ended.failures).sum::<u64>();
     while failures(&ended) < arguments.failures {
@@ -70,8 +70,8 @@ pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
         let chance = CHANCES[ended.len() % CHANCES.len()];
         let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(run);
         let found = taken(Injector::chance(chance, seed)?).with_context(|| format!("run {run}"))?;
-        let line = format!("{}\t{}\t{}\t{}\n", arguments.seed, found.failures, found.given_up, found.weights);
-        file.write_all(line.as_bytes()).with_context(|| named(&path))?;
+        let Ended { failures: had, given_up, weights } = &found;
+        lines::append(&path, &format!("{}\t{had}\t{given_up}\t{weights}", arguments.seed))?;
         ended.push(found);
         if ended.len().is_multiple_of(100) {
             tracing::info!("{} failures in {} runs", failures(&ended), ended.len());
@@ -89,29 +89,14 @@ pub fn run(arguments: &FailuresArguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(differ > 0)))
 }
 
-fn named(path: &Path) -> String {
-    path.display().to_string()
-}
-
-/// The runs in a file; none if there is no such file. A last line without an end, of a command that was killed, is removed.
+/// The runs in a file.
 fn read(path: &Path, seed: u64) -> Result<Vec<Ended>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
-        Err(error) => return Err(error).with_context(|| named(path)),
-    };
-    let whole = text.rfind('\n').map_or(0, |end| end + 1);
-    let parse = |line: &str| {
+    let expected = format!("seed {seed}, failures, errors and weights of a run, between tabs");
+    lines::read(path, &expected, |line| {
         let [of, failures, given_up, weights] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
         (of.parse() == Ok(seed)).then_some(())?;
         Some(Ended { failures: failures.parse().ok()?, given_up: given_up.parse().ok()?, weights: weights.to_owned() })
-    };
-    let ended: Option<Vec<Ended>> = text[..whole].lines().map(parse).collect();
-    let ended = ended.with_context(|| format!("{} is no file of this command with seed {seed}", named(path)))?;
-    if whole < text.len() {
-        fs::write(path, &text[..whole]).with_context(|| named(path))?;
-    }
-    Ok(ended)
+    })
 }
 
 /// Takes a run, without a line for each failure.
@@ -182,6 +167,8 @@ impl ModuleVisitor for Values<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// A hundredth of what the command does.
@@ -204,9 +191,14 @@ mod tests {
         assert!(all.iter().any(|ended| ended.given_up > 0) && all.iter().any(|ended| ended.given_up == 0));
         // The last line is another run's.
         fs::write(&out, "7\t5\t0\tabc\n").unwrap();
-        let arguments = FailuresArguments { failures: 5, seed: 7, out: Some(out) };
-        assert_eq!(run(&arguments).unwrap(), ExitCode::from(1));
-        let other = run(&FailuresArguments { seed: 8, ..arguments }).unwrap_err().to_string();
-        assert!(other.ends_with("is no file of this command with seed 8"), "{other}");
+        let arguments = |seed| FailuresArguments { failures: 5, seed, out: Some(out.clone()) };
+        assert_eq!(run(&arguments(7)).unwrap(), ExitCode::from(1));
+        // Files of another seed, and of another program, stay as they are.
+        for text in ["7\t5\t0\tabc\n", "notes of mine, without an end"] {
+            fs::write(&out, text).unwrap();
+            let refused = run(&arguments(8)).unwrap_err().to_string();
+            assert!(refused.contains("expected seed 8, failures"), "{refused}");
+            assert_eq!(fs::read_to_string(&out).unwrap(), text);
+        }
     }
 }

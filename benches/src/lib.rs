@@ -13,6 +13,7 @@ pub mod bench;
 pub mod failures;
 pub mod fixture_data;
 pub mod gpu;
+mod lines;
 mod locked;
 pub mod predictions;
 mod provenance;

@@ -1,12 +1,12 @@
 //! A step that was predicted and measured, and the file of such steps.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use serde_json::Value;
+
+use crate::lines;
 
 /// A step: its number, its peaks and its options.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,44 +52,18 @@ impl fmt::Display for Outcome {
 
 /// The steps in a file; none if there is no such file. A last line without an end, of a command that was killed, is removed.
 pub(super) fn read(path: &Path) -> Result<Vec<Outcome>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
-        Err(error) => return Err(error).with_context(|| path.display().to_string()),
-    };
-    let whole = text.rfind('\n').map_or(0, |end| end + 1);
-    let parse = |(at, line)| {
-        Outcome::parse(line).with_context(|| {
-            let expected = "expected number, predicted and measured bytes, and options, between tabs";
-            format!("{}:{}: '{line}', {expected}", path.display(), at + 1)
-        })
-    };
-    let outcomes: Vec<Outcome> = text[..whole].lines().enumerate().map(parse).collect::<Result<_>>()?;
-    let rest = &text[whole..];
-    if !rest.is_empty() {
-        ensure!(
-            rest.starts_with(|first: char| first.is_ascii_digit()),
-            "{}: '{rest}', expected measured steps",
-            path.display()
-        );
-        OpenOptions::new()
-            .write(true)
-            .open(path)
-            .and_then(|file| file.set_len(whole as u64))
-            .with_context(|| path.display().to_string())?;
-    }
-    Ok(outcomes)
+    lines::read(path, "number, predicted and measured bytes, and options, between tabs", Outcome::parse)
 }
 
 /// Adds a step to a file.
 pub(super) fn append(path: &Path, outcome: &Outcome) -> Result<()> {
-    let mut file =
-        OpenOptions::new().create(true).append(true).open(path).with_context(|| path.display().to_string())?;
-    file.write_all(format!("{outcome}\n").as_bytes()).with_context(|| path.display().to_string())
+    lines::append(path, &outcome.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::json;
 
     use super::*;
