@@ -171,7 +171,14 @@ fn load() -> Option<f64> {
 
 fn build() -> String {
     let profile = host::profile();
-    let features = [(cfg!(feature = "cuda"), " cuda"), (cfg!(feature = "turbo"), " turbo")];
+    let features = [
+        (cfg!(feature = "cuda"), " cuda"),
+        (cfg!(feature = "rocm"), " rocm"),
+        (cfg!(feature = "metal"), " metal"),
+        (cfg!(feature = "vulkan"), " vulkan"),
+        (cfg!(feature = "webgpu"), " webgpu"),
+        (cfg!(feature = "turbo"), " turbo"),
+    ];
     let features: String = features.into_iter().filter_map(|(there, name)| there.then_some(name)).collect();
     let flags = std::env::var("RUSTFLAGS").map_or(String::new(), |flags| format!(" RUSTFLAGS={flags}"));
     format!("{profile}{features}{flags}")

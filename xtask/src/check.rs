@@ -18,7 +18,8 @@ const STEPS: [Step; 6] = [
     ("format", "fmt --all --check"),
     (
         "format of the CUDA emulator",
-        "fmt --manifest-path tools/cuda-sim/Cargo.toml --check --package kiln-cuda-sim --package kiln-tests",
+        "fmt --manifest-path tools/cuda-sim/Cargo.toml --check --package kiln-cuda-sim --package kiln-tests \
+         --package kiln-vulkan-faults",
     ),
     (
         "sources",
@@ -34,12 +35,21 @@ const CUDA: [Step; 4] = [
     ("lints", "clippy --manifest-path tools/cuda-sim/Cargo.toml --workspace --all-targets --quiet -- -D warnings"),
     ("documentation", "doc --manifest-path tools/cuda-sim/Cargo.toml --package kiln-cuda-sim --no-deps --quiet"),
     (
-        "lints of the CUDA backend",
+        "lints of burn's GPU runtimes",
         "clippy --package xtask --package kiln-layers --package kiln-operations --package kiln-optimizers \
-         --package kiln-precision --features xtask/cuda --quiet -- -D warnings",
+         --package kiln-precision --features xtask/cuda,xtask/rocm,xtask/metal,xtask/vulkan,xtask/webgpu --quiet -- -D warnings",
     ),
     ("tests", "test --manifest-path tools/cuda-sim/Cargo.toml --workspace"),
 ];
+
+/// The tests of the GPU path that ask for nothing but refused memory, through wgpu.
+const WGPU: [Step; 1] = [(
+    "tests on wgpu",
+    "test --manifest-path tools/cuda-sim/Cargo.toml --workspace --test cuda -- layers:: attention:: follow:: lost:: offload:: \
+     optimizers::many steps:: streamed:: wgpu:: --skip in_bf16",
+)];
+/// Where those tests run.
+const ON_WGPU: (&str, &str) = ("KILN_TEST_GPU", "wgpu");
 
 pub(crate) fn run(arguments: &Check) -> Result<()> {
     if let Some(revision) = &arguments.semver {
@@ -51,14 +61,16 @@ pub(crate) fn run(arguments: &Check) -> Result<()> {
         }
         Some(Some(filter)) => (&CUDA[CUDA.len() - 1..], Some(filter)),
         Some(None) => (&CUDA[..CUDA.len() - usize::from(arguments.without_tests)], None),
+        None if arguments.wgpu => (&WGPU[..], None),
         None => (&STEPS[..STEPS.len() - usize::from(arguments.without_tests)], None),
     };
-    for (name, arguments) in steps {
+    for (name, words) in steps {
         let started = Instant::now();
-        let words = arguments.split(' ').chain(filter.map(String::as_str));
-        let status =
-            cargo(&root()).args(words).env("RUSTDOCFLAGS", "-D warnings").status().context("cannot run cargo")?;
-        ensure!(status.success(), "{name}: `cargo {arguments}` failed");
+        let all = words.split(' ').chain(filter.map(String::as_str));
+        let mut command = cargo(&root());
+        command.args(all).env("RUSTDOCFLAGS", "-D warnings").envs(arguments.wgpu.then_some(ON_WGPU));
+        let status = command.status().context("cannot run cargo")?;
+        ensure!(status.success(), "{name}: `cargo {words}` failed");
         tracing::info!("{name}: passed in {:.1} s", started.elapsed().as_secs_f64());
     }
     Ok(())

@@ -55,9 +55,12 @@ pub(crate) struct Check {
     /// Check the CUDA emulator and the tests of burn's CUDA backend on it, and nothing else; with TEST, only the tests of that name
     #[arg(long, value_name = "TEST", num_args = 0..=1)]
     pub(crate) cuda: Option<Option<String>>,
+    /// Run the tests of the GPU path through wgpu, on a GPU of this machine or on Mesa's lavapipe, and nothing else
+    #[arg(long, conflicts_with_all = ["without_tests", "cuda"])]
+    pub(crate) wgpu: bool,
     /// Compare the public interfaces of the libraries with those at this revision, and nothing else; needs cargo-semver-checks
     /// (scripts/publish-tools.sh)
-    #[arg(long, value_name = "REVISION", conflicts_with_all = ["without_tests", "cuda"])]
+    #[arg(long, value_name = "REVISION", conflicts_with_all = ["without_tests", "cuda", "wgpu"])]
     pub(crate) semver: Option<String>,
     /// With --semver: only this crate [default: all libraries]
     #[arg(long = "crate", value_name = "NAME", requires = "semver")]

@@ -37,8 +37,8 @@ pub struct BenchArguments {
     /// Turns that each case gets [default: 30]
     #[arg(long, value_name = "N")]
     pub rounds: Option<u32>,
-    /// flex (the CPU), or cuda:N
-    #[arg(long, default_value = "flex")]
+    /// Where to compute, as `train --device` names it
+    #[arg(long, default_value = "flex", value_parser = kiln_cli::device::parse)]
     pub device: String,
     /// Put the committed results into README.md and docs/, measure nothing
     #[arg(long, exclusive = true)]

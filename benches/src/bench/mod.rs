@@ -153,9 +153,9 @@ fn judge(baseline: &Results, results: &Results, threshold: f64) -> Result<ExitCo
 /// The file for the results: `--out`, or the committed file for a run of all cases. Otherwise `None`.
 fn out(arguments: &BenchArguments) -> Result<Option<PathBuf>> {
     let whole = arguments.names.is_empty() && !arguments.quick && arguments.baseline.is_none();
-    let committed = match arguments.device.as_str() {
-        "flex" => PathBuf::from(COMMITTED),
-        _ => Path::new(COMMITTED).with_file_name("cuda.json"),
+    let committed = match arguments.device.split_once(':') {
+        Some((kind, _)) => Path::new(COMMITTED).with_file_name(format!("{kind}.json")),
+        None => PathBuf::from(COMMITTED),
     };
     let there = |path: &Path| path.parent().is_some_and(|folder| folder.as_os_str().is_empty() || folder.is_dir());
     match &arguments.out {

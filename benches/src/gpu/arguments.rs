@@ -21,8 +21,8 @@ pub struct GpuArguments {
     /// List the items, and do nothing
     #[arg(long)]
     pub list: bool,
-    /// cuda:N, or flex (the CPU, at smaller sizes) to try the list itself
-    #[arg(long, default_value = "cuda:0")]
+    /// A GPU as `train --device` names it, or cpu, at smaller sizes, to try the list itself
+    #[arg(long, default_value = "cuda:0", value_parser = kiln_cli::device::parse)]
     pub device: String,
     /// Where results go; items that are there already and are not chosen stay
     /// [default: benches/results/gpu/CARD-DATE; runs/gpu otherwise, and with --warm]

@@ -32,9 +32,9 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         }
         None => fact("card", json!("none that NVIDIA's management library knows")),
     }
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cube")]
     fact("kernels are compiled by", json!(if cfg!(feature = "cuda-cpp") { "NVRTC" } else { "LLVM" }));
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cube")]
     if let Some(identity) = context.device.identity() {
         fact("burn's name for it", json!(identity.name));
         fact("kernels are compiled for", json!(identity.fingerprint));

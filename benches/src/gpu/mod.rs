@@ -11,9 +11,9 @@ mod comparison;
 mod context;
 mod failures;
 mod findings;
-#[cfg(any(test, feature = "cuda"))]
+#[cfg(any(test, feature = "cube"))]
 mod kernels;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 mod launches;
 mod list;
 mod measure;

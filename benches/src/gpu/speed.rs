@@ -94,7 +94,7 @@ fn steps<T: Task<Batch: Sync>>(
             times.push(milliseconds);
         }
         let bytes = peak.end();
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cube")]
         if context.on_cuda() {
             let _ = super::launches::record(&mut context.record, &plain, &what, || Ok(trainer.step(&batch)?))?;
         }

@@ -25,7 +25,7 @@ pub enum Error {
     },
     /// The tensors are on a backend without a custom backward pass in this build.
     #[error(
-        "segment {segment}: its tensors are on {device}, expected all of them on burn's Flex backend or, with the feature `cuda`, on \
+        "segment {segment}: its tensors are on {device}, expected all of them on burn's Flex backend or, with the feature `cube`, on \
          one CubeCL backend"
     )]
     Backend {

@@ -34,8 +34,8 @@
 //! *Architecture invariant*: this crate knows no model, no optimizer by name and no allocator. It sees modules, tensors, and numbers of
 //! bytes and seconds. `autograd/graph.rs` describes how a segment fits into burn's graph.
 
-#[cfg(not(any(feature = "flex", feature = "cuda")))]
-compile_error!("a custom backward pass names the backend's types: enable the feature `flex` or `cuda`");
+#[cfg(not(any(feature = "flex", feature = "cube")))]
+compile_error!("a custom backward pass names the backend's types: enable the feature `flex` or `cube`");
 
 mod autograd;
 mod error;

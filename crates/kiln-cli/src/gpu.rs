@@ -62,7 +62,8 @@ impl Gpu {
 
 /// The number of the NVIDIA GPU that `--device` names. `None` for another device.
 pub fn gpu_index(device: &str) -> Option<u32> {
-    device.strip_prefix("cuda").map(|rest| rest.trim_start_matches(':').parse().unwrap_or(0))
+    let (_, number) = crate::device::gpu(device).filter(|(runtime, _)| runtime.word == "cuda")?;
+    number.try_into().ok()
 }
 
 #[cfg(test)]
@@ -72,5 +73,6 @@ mod tests {
     #[test]
     fn a_device_name_contains_the_number_of_its_gpu() {
         assert_eq!((gpu_index("cuda:3"), gpu_index("cuda"), gpu_index("flex")), (Some(3), Some(0), None));
+        assert_eq!((gpu_index("rocm:0"), gpu_index("vulkan:1")), (None, None));
     }
 }

@@ -8,6 +8,7 @@ use kiln_memory::{BackendProfile, Meter, calibrate, warm_threads};
 
 use crate::HEAP;
 use crate::atomic::replace;
+use crate::device::{Runtime, gpu};
 use crate::gpu::{Gpu, gpu_index};
 
 /// The profile of `device`, called `name` on the command line. It is read from the cache, or measured in about a second. Afterwards the
@@ -18,14 +19,15 @@ use crate::gpu::{Gpu, gpu_index};
 pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     let plain = device.clone().inner();
     warm_threads(&plain);
-    let path = path(name);
+    let path = path(&plain, name);
+    let runtime = gpu(name).map(|(runtime, _)| runtime);
     if let Some(profile) = path.as_deref().and_then(read) {
         // What the processor has is known without measuring.
         let BackendProfile { threads, cache_bytes, lanes, .. } = BackendProfile::flex();
-        let is_cpu = !name.starts_with("cuda");
+        let is_cpu = runtime.is_none();
         return Ok(if is_cpu { BackendProfile { threads, cache_bytes, lanes, ..profile } } else { profile });
     }
-    let start = if name.starts_with("cuda") { BackendProfile::cuda() } else { BackendProfile::flex() };
+    let start = runtime.map_or_else(BackendProfile::flex, Runtime::profile);
     tracing::info!("measuring {name} once, to predict steps on it");
     let profile = calibrate(BackendProfile { name: name.into(), ..start }, device, &Meter::of(&plain, &HEAP))?;
     HEAP.inner().release();
@@ -38,9 +40,21 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     Ok(profile)
 }
 
-fn path(name: &str) -> Option<PathBuf> {
-    let gpu = gpu_index(name).and_then(Gpu::of).map(|gpu| gpu.name);
+fn path(device: &Device, name: &str) -> Option<PathBuf> {
+    let gpu = gpu_index(name).and_then(Gpu::of).map(|gpu| gpu.name).or_else(|| own_name(device));
     Some(crate::host::cache_directory()?.join(file_name(name, gpu.as_deref())))
+}
+
+/// burn's name of a GPU.
+#[cfg(feature = "cube")]
+fn own_name(device: &Device) -> Option<String> {
+    device.identity().map(|identity| identity.name)
+}
+
+/// `None`: the program was built for no GPU.
+#[cfg(not(feature = "cube"))]
+fn own_name(_: &Device) -> Option<String> {
+    None
 }
 
 /// The name of a profile's file. It includes the GPU's name, because another GPU may get the same number later, and the version of the

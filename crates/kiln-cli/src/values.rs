@@ -1,4 +1,4 @@
-//! Values of options and of settings files: words, numbers, sizes, paths and devices.
+//! Values of options and of settings files: words, numbers, sizes and paths.
 
 use std::ffi::OsStr;
 use std::num::ParseIntError;
@@ -59,24 +59,13 @@ pub(crate) const TRANSFORM: Words<&str> =
 pub(crate) const CHANNELS: Words<usize> = Words(&[("1", &["gray", "grey"], 1), ("3", &["rgb"], 3)]);
 /// `--stem`.
 pub(crate) const STEM: Words<Stem> = Words(&[("imagenet", &[], Stem::ImageNet), ("cifar", &[], Stem::Cifar)]);
-/// `--device` of `plan`.
-pub(crate) const PLANNED_DEVICE: Words<&str> =
-    Words(&[("cuda", &["gpu", "cuda:0"], "cuda"), ("flex", &["cpu"], "flex")]);
 
 impl<T: Clone> Words<T> {
-    fn accepted(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|(name, ..)| *name).collect();
-        match names.split_last() {
-            Some((last, [])) => (*last).to_owned(),
-            Some((last, others)) => format!("{} or {last}", others.join(", ")),
-            None => String::new(),
-        }
-    }
-
     fn find(&self, text: &str) -> Result<T, String> {
         let lower = text.to_lowercase();
         let found = self.0.iter().find(|(name, aliases, _)| *name == lower || aliases.contains(&lower.as_str()));
-        found.map(|(.., value)| value.clone()).ok_or_else(|| format!("expected {}", self.accepted()))
+        let names = self.0.iter().map(|(name, ..)| (*name).to_owned());
+        found.map(|(.., value)| value.clone()).ok_or_else(|| format!("expected {}", alternatives(names)))
     }
 }
 
@@ -92,6 +81,16 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
         Some(Box::new(
             self.0.iter().map(|(name, aliases, _)| PossibleValue::new(*name).aliases(aliases.iter().copied())),
         ))
+    }
+}
+
+/// `a, b or c`.
+pub(crate) fn alternatives(names: impl Iterator<Item = String>) -> String {
+    let names: Vec<String> = names.collect();
+    match names.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
     }
 }
 
@@ -120,21 +119,6 @@ pub(crate) fn absolute(path: &Path) -> Result<String, String> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let refuse = |path| format!("'{}' is not UTF-8, expected a path that a settings file can hold", printable(&path));
     path.into_os_string().into_string().map_err(refuse)
-}
-
-/// A device by any of its names.
-pub(crate) fn device(text: &str) -> Result<String, std::convert::Infallible> {
-    Ok(device_name(text))
-}
-
-/// Returns Kiln's name of a device: `flex` for the CPU, `cuda:N` for a GPU. Unknown names are returned as they are.
-pub(crate) fn device_name(name: &str) -> String {
-    let lower = name.trim().to_ascii_lowercase();
-    match lower.split_once(':').unwrap_or((&lower, "0")) {
-        ("cpu" | "flex", "0") => "flex".into(),
-        ("gpu" | "cuda", index) => format!("cuda:{index}"),
-        _ => name.trim().to_owned(),
-    }
 }
 
 /// Larger sizes are typing errors.
@@ -305,17 +289,6 @@ mod tests {
             assert_eq!(PRECISION.find(typed), Ok(precision));
         }
         assert_eq!(PRECISION.find("f8").unwrap_err(), "expected f32, f16 or bf16");
-        for (typed, name) in [
-            ("cpu", "flex"),
-            ("CPU", "flex"),
-            ("gpu", "cuda:0"),
-            ("cuda", "cuda:0"),
-            ("gpu:1", "cuda:1"),
-            ("tpu", "tpu"),
-            ("flex:3", "flex:3"),
-        ] {
-            assert_eq!(device_name(typed), name);
-        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has};
+use kiln_operations::cube::{cubes, empty, has};
 
 use crate::grid::{Grid, UNITS};
 
@@ -33,7 +33,7 @@ impl Grid {
 
 /// Whether kernels of so many tensors run on a device. CubeCL's CPU runtime has few units.
 pub(crate) fn takes(device: &CubeDevice, tensors: usize) -> bool {
-    has(device, UNITS, tensors)
+    has(device, UNITS, tensors, 16 * UNITS)
 }
 
 /// The sum over the units of a cube that are above each other, the same in all of them. `sums` has a place for each unit.
@@ -151,7 +151,7 @@ pub(crate) fn write_sum_of_parts(parts: CubeTensor, sum: &CubeTensor, vector: us
     let (client, count, width) = (parts.client.clone(), parts.meta.shape()[0], sum.meta.num_elements() / vector);
     add_groups::launch(
         &client,
-        CubeCount::Static(width.div_ceil(AT_ONCE) as u32, 1, 1),
+        cubes(&client, width.div_ceil(AT_ONCE)),
         CubeDim::new_1d(AT_ONCE as u32),
         parts.required_address_type(),
         vector,

@@ -1,24 +1,50 @@
-//! What kernels in CubeCL share: tensors for their results, views of their arguments, and sums over the units of a cube.
+//! What kernels in CubeCL share: what they need of a device, tensors for their results, views of their arguments, and sums over the units of
+//! a cube.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::CubeDevice;
+use burn_cubecl::cubecl::client::Client;
 use burn_cubecl::cubecl::std::tensor::layout::linear::LinearViewLaunch;
+use burn_cubecl::cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-/// Whether burn's tensors on a device are CubeCL's.
-pub fn is_cube(device: &Device) -> bool {
-    matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(_))
+/// The device as CubeCL's, if burn's tensors on it are.
+pub fn cube_device(device: &Device) -> Option<CubeDevice> {
+    match device.clone().inner().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.clone()),
+        _ => None,
+    }
 }
 
-/// Whether a device has cubes of `units` units, and kernels with `tensors` tensors. WebGPU's have eight.
-pub fn has(device: &CubeDevice, units: usize, tensors: usize) -> bool {
+/// Whether burn's tensors on a device are CubeCL's.
+pub fn is_cube(device: &Device) -> bool {
+    cube_device(device).is_some()
+}
+
+/// Whether a device has cubes of `units` units with `shared` bytes of shared memory, and kernels with `tensors` tensors. WebGPU guarantees 256
+/// units, 16 KiB and 6 tensors.
+pub fn has(device: &CubeDevice, units: usize, tensors: usize, shared: usize) -> bool {
     let client = device.client();
     let hardware = &client.properties().hardware;
+    hardware.max_units_per_cube as usize >= units
+        && hardware.max_shared_memory_size >= shared
+        && most_tensors(&client) >= tensors
+}
+
+/// The most tensors of a kernel: 1,023 on CUDA. WebGPU guarantees eight buffers, of which CubeCL reserves one; most of its devices have more
+/// than thirty.
+pub fn most_tensors(client: &Client) -> usize {
     // Numbers are in one more.
-    hardware.max_units_per_cube as usize >= units && hardware.max_bindings as usize > tensors
+    (client.properties().hardware.max_bindings as usize).saturating_sub(1)
+}
+
+/// At least `count` cubes, in a row where a device has such rows, as CUDA's do. WebGPU guarantees rows of 65,535. Cubes are numbered by
+/// `CUBE_POS`; a kernel ends those from `count` on.
+pub fn cubes(client: &Client, count: usize) -> CubeCount {
+    calculate_cube_count_elemwise(client, count, CubeDim::new_single())
 }
 
 /// A tensor without values on the device of `like`.

@@ -14,7 +14,7 @@
 //! # Devices
 //! burn's Flex device (feature `flex`, on by default) has kernels of this crate. CubeCL devices (feature `cuda`, or `cube` beside burn's
 //! feature of another runtime) have kernels for state in 8 or 4 bits, and for updates of many parameters at once. Everything else is composed of burn's operations. burn's capture
-//! device records an update as one operation.
+//! device records an update as one operation. [`check_codes`] tells whether a device can store state in 8 or 4 bits: with WGSL it cannot.
 //!
 //! *Architecture invariant*: this crate knows burn and kiln-operations, and no technique. An optimizer sees one parameter at a time, and no model.
 //!
@@ -53,7 +53,7 @@ pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState, Updated, scales_
 pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
 pub use quantized::{
     AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
-    is_number_of_rows,
+    check_codes, is_number_of_rows,
 };
 pub use record::{StateFormat, check_record, to_f32, to_quantized};
 pub use stochastic::{StochasticBf16, StochasticState};

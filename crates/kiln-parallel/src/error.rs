@@ -101,7 +101,7 @@ pub enum Error {
     },
     /// A tensor that needs a gradient is on a backend that this build cannot hand gradients back on.
     #[error(
-        "a tensor that goes to the next stage is on {device}: expected the CPU (feature `flex`) or a GPU (feature `cuda`)"
+        "a tensor that goes to the next stage is on {device}: expected the CPU (feature `flex`) or a GPU (feature `cube`)"
     )]
     Backend {
         /// The tensor's device.

@@ -104,6 +104,20 @@ pub enum Error {
         /// Bytes of that category.
         largest_bytes: u64,
     },
+    /// A step has a tensor that is larger than any buffer of the device.
+    #[error(
+        "a step has a tensor of {}, and the device makes no buffer above {}: expected {}",
+        ByteSize(*bytes), ByteSize(*largest_buffer), micro_batch.map_or("a smaller model, as no micro-batch helps".into(), |size|
+        format!("micro-batches of {size} or less"))
+    )]
+    BufferTooLarge {
+        /// Bytes of the largest tensor.
+        bytes: u64,
+        /// Bytes of the device's largest buffer.
+        largest_buffer: u64,
+        /// A micro-batch without such a tensor.
+        micro_batch: Option<usize>,
+    },
     /// A budget of the whole process has no room for a step.
     #[error(
         "a budget of {} has no room for a step: the process takes {} itself, expected more than that",
@@ -124,7 +138,7 @@ pub enum Error {
     #[error("no step was recorded in that precision, expected one of the planner's")]
     NoPrecision,
     /// The free memory of a device is not known.
-    #[error("the free memory of {device} is not known, expected a budget in bytes (or the feature nvml on a gpu)")]
+    #[error("the free memory of {device} is not known, expected a budget in bytes")]
     UnknownMemory {
         /// The device.
         device: String,

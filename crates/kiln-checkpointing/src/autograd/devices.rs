@@ -16,7 +16,7 @@ pub(crate) fn devices_of(module: &impl Module, inputs: impl Tensors) -> Vec<Devi
 pub(crate) enum Kind {
     #[cfg(feature = "flex")]
     Flex,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "cube")]
     Cube,
     Other,
 }
@@ -57,7 +57,7 @@ fn kind<const D: usize>(tensor: &Tensor<D>) -> Kind {
     match *inner {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(_) => Kind::Flex,
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "cube")]
         DispatchTensorKind::Cube(_) => Kind::Cube,
         _ => Kind::Other,
     }

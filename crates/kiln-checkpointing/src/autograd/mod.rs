@@ -11,7 +11,7 @@ mod tensors;
 
 use std::panic::Location;
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
@@ -129,9 +129,9 @@ impl Checkpoint {
             (Kind::Flex, Strategy::Balanced) => {
                 record::<Flex, BalancedCheckpointing, _, _, _, _>(segment, module, inputs, f)
             }
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cube")]
             (Kind::Cube, Strategy::Disabled) => record::<Cube, NoCheckpointing, _, _, _, _>(segment, module, inputs, f),
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cube")]
             (Kind::Cube, Strategy::Balanced) => {
                 record::<Cube, BalancedCheckpointing, _, _, _, _>(segment, module, inputs, f)
             }

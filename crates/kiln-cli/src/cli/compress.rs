@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::{defaults, examples};
-use crate::values::{MemorySetting, absolute_path, bytes, device, number, utf8_path};
+use crate::device;
+use crate::values::{MemorySetting, absolute_path, bytes, number, utf8_path};
 
 /// Each command reads a run directory of `train classify` or `train gpt` and writes a new one, which `eval` and `train --resume` take.
 #[derive(Subcommand)]
@@ -36,8 +37,7 @@ pub(crate) struct CompressArgs {
     /// Data set [default: the one of the run]
     #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     pub(crate) data: Option<PathBuf>,
-    /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse, help = device::help())]
     pub(crate) device: Option<String>,
     /// Passes over the data to train
     #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]

@@ -7,7 +7,8 @@ use kiln_parallel::Schedule;
 use kiln_precision::Precision;
 
 use super::examples;
-use crate::values::{OPTIMIZER, PARAMETERS, PLANNED_DEVICE, PRECISION, SCHEDULE, Size};
+use crate::device;
+use crate::values::{OPTIMIZER, PARAMETERS, PRECISION, SCHEDULE, Size};
 
 /// Nothing is computed: the figures are those of a recorded step.
 #[derive(Args)]
@@ -23,9 +24,9 @@ pub(crate) struct PlanArgs {
     /// Only ways with the same bits: those of train --exact
     #[arg(long)]
     pub(crate) exact: bool,
-    /// Whose rules and speed to go by: a usual GPU, or this machine's CPU (flex)
-    #[arg(long, value_parser = PLANNED_DEVICE, value_name = "NAME", default_value = "cuda")]
-    pub(crate) device: &'static str,
+    /// Whose rules and speed to go by, as `train --device` names it: a usual GPU of its kind, or this machine's CPU
+    #[arg(long, value_parser = device::planned, value_name = "NAME", default_value = "cuda")]
+    pub(crate) device: String,
     /// Data set for the command of `train` that is printed [default: a placeholder]
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
@@ -42,7 +43,7 @@ pub(crate) struct PlanArgs {
     pub(crate) parameters: Option<Precision>,
     /// The optimizer [default: that of the recipe]
     ///
-    /// Ways with its state in host memory are compared as well on cuda, and without this option those with the recipe's optimizer in 8 bits.
+    /// Ways with its state in host memory are compared as well on a GPU, and without this option those with the recipe's optimizer in 8 bits.
     #[arg(long, value_parser = OPTIMIZER, value_name = "NAME")]
     pub(crate) optimizer: Option<&'static str>,
     /// Use burn's own layers, which keep more memory, to compare

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::examples;
-use crate::values::{device, number};
+use crate::device;
+use crate::values::number;
 
 /// What the model was trained with is read from the run directory, or from --config.
 #[derive(Args)]
@@ -19,8 +20,7 @@ pub(crate) struct TrainedArgs {
     /// The best checkpoint of the run instead of the newest
     #[arg(long)]
     pub(crate) best: bool,
-    /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse, help = device::help())]
     pub(crate) device: Option<String>,
 }
 
@@ -39,8 +39,7 @@ pub struct EvalArgs {
     /// A run's config.toml, for a .safetensors file outside of a run directory
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse, help = device::help())]
     pub(crate) device: Option<String>,
     /// Samples per batch [default: as in training]
     #[arg(long, visible_alias = "bs", alias = "batch", value_name = "N", value_parser = number::<usize>)]

@@ -8,7 +8,7 @@ use kiln_parallel::Schedule;
 use serde::{Deserialize, Serialize};
 
 use crate::usage::Usage;
-use crate::values::{SCHEDULE, device_name};
+use crate::values::SCHEDULE;
 
 /// The most replicas in the threads of one process, and the most stages.
 const MOST: usize = 64;
@@ -120,7 +120,7 @@ impl FromStr for Places {
             let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
             return count.map(Self::Count).ok_or_else(refused);
         }
-        let names: Vec<String> = text.split(',').map(device_name).collect();
+        let names: Vec<String> = text.split(',').map(crate::device::canonical).collect();
         let named = |name: &String| name.starts_with(|first: char| first.is_ascii_alphabetic());
         if names.iter().all(named) && names.len() <= MOST { Ok(Self::Devices(names)) } else { Err(refused()) }
     }
@@ -195,7 +195,8 @@ mod tests {
             assert_eq!(replicas.mpi, text.starts_with("mpi"));
             assert_eq!(String::from(replicas), text);
         }
-        assert_eq!("gpu:0, cuda:1".parse::<Places>().unwrap().device(1, "flex"), "cuda:1");
+        let places: Places = "hip:0, CUDA:1".parse().unwrap();
+        assert_eq!((places.device(0, "flex"), places.device(1, "flex")), ("rocm:0", "cuda:1"));
         for text in ["0", "65", "", "2,3", "cuda:0,", "-1", "2x"] {
             assert!(text.parse::<Places>().is_err() && text.parse::<Replicas>().unwrap_err().contains("mpi"), "{text}");
         }

@@ -10,8 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::compression::CompressionSettings;
 use super::parallel::{ParallelSettings, Places, Replicas};
+use crate::device;
 use crate::usage::Usage;
-use crate::values::{LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, device, device_name, number};
+use crate::values::{LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, number};
 use crate::words::counted;
 
 /// Settings of a run: the tables of every pipeline, and those of one of them.
@@ -41,8 +42,8 @@ pub struct RunSettings {
     #[arg(long, value_name = "PATH", value_parser = absolute_path(), help_heading = "Data")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
-    /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
-    #[arg(long, value_parser = device)]
+    /// Where to compute.
+    #[arg(long, value_parser = device::parse, help = device::help())]
     #[serde(deserialize_with = "any_device_name")]
     pub device: String,
     /// Random seed [default: 1]
@@ -184,7 +185,7 @@ pub struct RunSettings {
 }
 
 fn any_device_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    String::deserialize(deserializer).map(|name| device_name(&name))
+    String::deserialize(deserializer).map(|name| device::canonical(&name))
 }
 
 fn fail() -> BadSamples {
@@ -397,8 +398,8 @@ mod tests {
 
     #[test]
     fn devices_and_sizes_in_a_file_have_other_names_and_a_unit() {
-        let run = "device = 'gpu'\nseed = 1\nepochs = 1\nbatch_size = 1\nworkers = 1\nevaluate_every = 0\nsave_every = 0\nkeep = 1\n";
-        assert_eq!(toml::from_str::<RunSettings>(run).unwrap().device, "cuda:0");
+        let run = "device = 'hip:1'\nseed = 1\nepochs = 1\nbatch_size = 1\nworkers = 1\nevaluate_every = 0\nsave_every = 0\nkeep = 1\n";
+        assert_eq!(toml::from_str::<RunSettings>(run).unwrap().device, "rocm:1");
         for (line, expected) in [
             ("memory = 300", "memory: 300 has no unit, expected e.g. 300MiB"),
             ("loader_memory = '300'", "loader memory: 300 has no unit"),

@@ -5,6 +5,7 @@ use kiln_precision::Precision;
 use kiln_training::{DeviceLayout, PlannedOptimizer, StagePlan, StepPlan};
 
 use crate::cli::{PlanArgs, program};
+use crate::device::gpu;
 use crate::shell::quoted;
 
 /// The widest line of a command.
@@ -36,7 +37,6 @@ impl<'a> From<&'a StagePlan> for Steps<'a> {
 /// planned steps.
 pub(super) fn words<'a>(what: &[String], arguments: &PlanArgs, steps: impl Into<Steps<'a>>) -> Vec<String> {
     let steps = steps.into();
-    let on_gpu = arguments.device == "cuda";
     let mut words = begin(what, arguments);
     words.extend(["--micro-batch".into(), steps.micro_batch.to_string()]);
     if arguments.exact {
@@ -61,27 +61,31 @@ pub(super) fn words<'a>(what: &[String], arguments: &PlanArgs, steps: impl Into<
         words.push("--optimizer-offload".into());
     }
     if let Some(layout) = steps.layout {
-        division(&mut words, layout, on_gpu);
+        division(&mut words, layout, gpu(&arguments.device).map(|(runtime, _)| runtime.word));
     }
-    if on_gpu {
-        words.extend(["--device".into(), "cuda:0".into()]);
+    if is_on_gpu(arguments) {
+        words.extend(["--device".into(), arguments.device.clone()]);
     }
     words
 }
 
-/// Adds the options that divide a step among devices.
-fn division(words: &mut Vec<String>, layout: &DeviceLayout, on_gpu: bool) {
+fn is_on_gpu(arguments: &PlanArgs) -> bool {
+    arguments.device != "flex"
+}
+
+/// Adds the options that divide a step among devices, which on GPUs are of this kind.
+fn division(words: &mut Vec<String>, layout: &DeviceLayout, kind: Option<&str>) {
     let (stages, replicas) = (layout.stages(), layout.replicas);
-    let places = |count: usize, named: bool| match named {
-        true => (0..count).map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(","),
-        false => count.to_string(),
+    let places = |count: usize, named: bool| match kind.filter(|_| named) {
+        Some(kind) => (0..count).map(|index| format!("{kind}:{index}")).collect::<Vec<_>>().join(","),
+        None => count.to_string(),
     };
     if stages > 1 {
-        words.extend(["--stages".into(), places(stages, on_gpu && replicas == 1)]);
+        words.extend(["--stages".into(), places(stages, replicas == 1)]);
         words.extend(["--schedule".into(), layout.schedule.to_string()]);
     }
     if replicas > 1 {
-        words.extend(["--replicas".into(), places(replicas, on_gpu && stages == 1)]);
+        words.extend(["--replicas".into(), places(replicas, stages == 1)]);
     }
     if layout.shards_optimizer {
         words.push("--shard-optimizer".into());
@@ -102,10 +106,10 @@ pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
         notes.push(format!(
             "`train --memory {}{memory}` alone keeps f32 and the optimizer of the recipe.\n\
              With {allowed} it chooses among such ways too.",
-            if arguments.device == "cuda" { "" } else { "step:" }
+            if is_on_gpu(arguments) { "" } else { "step:" }
         ));
     }
-    if arguments.device != "cuda" {
+    if !is_on_gpu(arguments) {
         notes.push(format!(
             "The command has no --memory: on the CPU that is the whole process, and the loader\n\
              takes a part too. `train --memory step:{memory}` plans with the data."
@@ -118,7 +122,7 @@ fn begin(what: &[String], arguments: &PlanArgs) -> Vec<String> {
     let mut words: Vec<String> = program().split(' ').map(str::to_owned).collect();
     words.extend(what.iter().cloned());
     words.extend(["--batch-size".into(), arguments.batch_size.to_string()]);
-    if arguments.device == "cuda" {
+    if is_on_gpu(arguments) {
         // On the CPU process and loader take a part of the limit, which the plan does not include; see `notes`.
         words.extend(["--memory".into(), arguments.memory.text.clone()]);
     }

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::command;
 use crate::cli::PlanArgs;
+use crate::device::gpu;
 use crate::words::counted;
 
 /// The division that the options ask for, if any.
@@ -62,7 +63,8 @@ pub(super) fn print(
     }
     let each = if shared { "for all" } else { "on each device" };
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{name}\nbatches of {}, {} {each} ({})\n", arguments.batch_size, ByteSize(limit), arguments.device)?;
+    let kind = gpu(&arguments.device).map_or("flex", |(runtime, _)| runtime.word);
+    writeln!(out, "{name}\nbatches of {}, {} {each} ({kind})\n", arguments.batch_size, ByteSize(limit))?;
     write!(out, "{}\n{}", heading(&plan), devices(&plan))?;
     writeln!(out, "\n{}", command::shown(&train))?;
     Ok(())

@@ -11,13 +11,13 @@ use anyhow::Result;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
-use kiln_memory::BackendProfile;
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
 use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
 use crate::cli::{Plan, PlanArgs};
+use crate::device;
 use crate::output::print_json;
 use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
@@ -129,9 +129,9 @@ fn plan<T: Task>(
     let Subject { name, what, optimizer } = subject;
     let batch = arguments.batch_size as usize;
     let limit = arguments.memory.bytes;
-    let profile = match arguments.device {
-        "flex" => crate::profile::of(&Device::flex(), "flex")?,
-        _ => BackendProfile::cuda(), // there are two
+    let profile = match device::gpu(&arguments.device) {
+        Some((runtime, _)) => runtime.profile(),
+        None => crate::profile::of(&Device::flex(), "flex")?,
     };
     let optimizer = match arguments.optimizer {
         None => optimizer,

@@ -70,12 +70,12 @@ pub(crate) fn train<C: RunCommand>(command: &C) -> Result<ExitCode> {
     })
 }
 
-/// Connects the replicas of a process. Those on separate CUDA devices sum by NCCL.
+/// Connects the replicas of a process. Those on separate CUDA devices sum by NCCL, all others in the host's memory.
 fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator>>> {
     let limit = if *mpi { INSIDE } else { Local::TIME_LIMIT };
     #[cfg(feature = "cuda")]
     if let crate::pipelines::Places::Devices(names) = here {
-        let gpus = names.iter().map(|name| name.strip_prefix("cuda:")?.parse().ok());
+        let gpus = names.iter().map(|name| crate::gpu::gpu_index(name).map(|index| index as usize));
         if let Some(gpus) = gpus.collect::<Option<Vec<usize>>>() {
             let group = kiln_parallel::Nccl::group(&gpus)?;
             let shared =

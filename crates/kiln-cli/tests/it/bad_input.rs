@@ -75,9 +75,23 @@ fn settings_that_no_run_can_have() {
     refused(at, &resnet(["--keep", "0"]), 2, &["keep is 0"]);
     refused(at, &resnet(["--epochs", "0"]), 2, &["0 steps"]);
     refused(at, &resnet(["--max-steps", "0"]), 2, &["0 steps"]);
-    refused(at, &resnet(["--device", "tpu"]), 2, &["'tpu'", "flex"]);
-    if cfg!(not(feature = "cuda")) {
-        refused(at, &resnet(["--device", "cuda:0"]), 2, &["'cuda:0'", "--features cuda"]);
+    refused(at, &resnet(["--device", "tpu"]), 2, &["unknown device 'tpu'", "flex", "cuda:N", "vulkan:N"]);
+    for (kind, is_here) in [
+        ("cuda", cfg!(feature = "cuda")),
+        ("rocm", cfg!(feature = "rocm")),
+        ("metal", cfg!(feature = "metal")),
+        ("vulkan", cfg!(feature = "vulkan")),
+        ("webgpu", cfg!(feature = "webgpu")),
+    ] {
+        // One that no machine has.
+        let (name, device) = (format!("'{kind}:8000'"), format!("--device={kind}:8000"));
+        match is_here {
+            true => {
+                let refused = output(at, &["train", "resnet", &device]);
+                assert!(!refused.status.success() && stderr(&refused).contains(&name), "{}", stderr(&refused));
+            }
+            false => refused(at, &["train", "resnet", &device], 2, &[&name, &format!("(--features {kind})")]),
+        }
     }
     let gpt = |rest: [&'static str; 2]| [["train", "gpt"], rest].concat();
     refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl"]);

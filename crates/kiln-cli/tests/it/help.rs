@@ -65,6 +65,23 @@ fn every_option_has_a_line_of_help_and_its_default() {
 }
 
 #[test]
+fn the_devices_are_named_wherever_one_is_chosen() {
+    let all = commands().into_iter().filter(|(path, _)| !path.starts_with("kiln plan"));
+    let helps: Vec<(String, String)> = all
+        .filter_map(|(path, command)| {
+            let device = command.get_arguments().find(|arg| arg.get_id() == "device").map(help_of);
+            device.map(|help| (path, help))
+        })
+        .collect();
+    assert!(helps.len() > 10, "{helps:?}");
+    for (path, help) in helps {
+        for name in ["cpu", "gpu:N", "cuda:N", "rocm:N", "metal:N", "vulkan:N", "webgpu:N"] {
+            assert!(help.contains(name), "{path}: {help}");
+        }
+    }
+}
+
+#[test]
 fn every_help_fits_into_80_columns() {
     for (path, mut command) in commands() {
         for width in [80, 100] {
@@ -202,7 +219,7 @@ fn a_slip_is_answered_with_the_word_that_was_meant() {
         (&["train", "gpt", "--bach-size", "3"], &["--bach-size", "--batch-size"]),
         (&["train", "gpt", "--precision", "fp8"], &["--precision", "f32, f16 or bf16"]),
         (&["train", "gpt", "--optimizer", "adam"], &["adamw, adamw8bit", "or sgd8bit"]),
-        (&["plan", "gpt", "--memory", "1GiB", "--device", "tpu"], &["cuda or flex"]),
+        (&["plan", "gpt", "--memory", "1GiB", "--device", "tpu"], &["cpu, gpu:N, cuda:N, rocm:N"]),
         (&["load", "photos", "--transform", "none"], &["whole, evaluation or training"]),
     ] {
         let refused = output(folder.path(), arguments);

@@ -20,6 +20,17 @@ fn each_device_of_a_division_has_a_row() {
     assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
     assert!(table.contains("optimizer state divided") && table.contains("bubble"), "{table}");
 
+    for kind in ["cuda", "rocm", "metal", "vulkan", "webgpu"] {
+        let device = format!("{kind}:1");
+        let options = ["--memory", "24GiB", "--batch", "32", "--stages", "2", "--device", device.as_str()];
+        let shown = stdout(folder.path(), &[&SMALL[..], &options].concat());
+        for part in
+            [format!("on each device ({kind})"), format!("--stages {kind}:0,{kind}:1"), format!("--device {device}")]
+        {
+            assert!(shown.contains(&part), "{shown}");
+        }
+    }
+
     let json = |more: &[&str]| -> Value {
         let options = [&SMALL[..], &["--memory", "24GiB", "--batch", "32", "--json"], more].concat();
         serde_json::from_str(&stdout(folder.path(), &options)).unwrap()
@@ -75,7 +86,7 @@ fn the_printed_command_takes_the_steps_that_were_chosen() {
     let at = folder.path();
     let book = text(at, 20_000);
     // A limit that whole batches do not fit into.
-    for (out, device, limit) in [("cpu", "cpu", "12MiB"), ("card", "gpu", "700MiB")] {
+    for (out, device, limit) in [("cpu", "cpu", "12MiB"), ("card", "cuda", "700MiB")] {
         let plan = ["plan", "gpt", "--model", "gpt-tiny", "--context", "64", "--vocab", "256", "--batch-size", "64"];
         let plan = [&plan[..], &["--memory", limit, "--device", device]].concat();
         let shown = stdout(at, &plan);

@@ -14,4 +14,5 @@ pub(crate) use layouts::is_image;
 pub use layouts::{images_below, open_images, write_idx_gz};
 pub use mix::{Mix, MixedLabels};
 pub use pixels::Pixels;
+pub(crate) use pixels::byte_dtype;
 pub use transform::{Crop, Transform};

@@ -6,6 +6,11 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+/// The dtype of bytes on a device: U8, or I32 on one without it, as with WGSL.
+pub(crate) fn byte_dtype(device: &Device) -> DType {
+    if device.supports_dtype(DType::U8) { DType::U8 } else { DType::I32 }
+}
+
 /// Samples `[B, C, H, W]` of 8 bits on the host, and on a device too once they were
 /// [uploaded](crate::ImageBatch::upload). Reads as a slice of bytes.
 ///
@@ -36,7 +41,7 @@ impl Pixels {
     pub(crate) fn on(&self, shape: [usize; 4], device: &Device) -> Tensor<4, Int> {
         match &self.uploaded {
             Some(tensor) if tensor.device() == *device => tensor.clone(),
-            _ => Tensor::from_data(TensorData::new(self.to_vec(), shape), (device, DType::U8)),
+            _ => Tensor::from_data(TensorData::new(self.to_vec(), shape), (device, byte_dtype(device))),
         }
     }
 
@@ -45,7 +50,7 @@ impl Pixels {
     pub(crate) fn upload(&mut self, shape: [usize; 4], device: &Device) {
         let mut data = TensorData::new(self.to_vec(), shape);
         device.staging(std::iter::once(&mut data));
-        let tensor = Tensor::from_data(data, (device, DType::U8));
+        let tensor = Tensor::from_data(data, (device, byte_dtype(device)));
         // Without memory for the copy the device still returns a tensor, and synchronising reports no error. Reading does, and
         // waits for this thread's work alone.
         let first = tensor.clone().slice(shape.map(|size| 0..size.min(1)));

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::RngExt;
 
 use crate::decode::{Orientation, Samples};
 use crate::error::Error;
-use crate::images::Normalize;
+use crate::images::{Normalize, byte_dtype};
 use crate::loader::{BatchPlan, Loader, LoaderConfig, Stage, Worker};
 use crate::order::sample_rng;
 
@@ -179,12 +179,12 @@ impl TileBatch {
             return Err(Error::setting("normalize", value, "one of each for a band"));
         }
         let bytes = |bytes: Vec<u8>| {
-            Tensor::<3, Int>::from_data(TensorData::new(bytes, [b, h, w]), (device, DType::U8)).float()
+            Tensor::<3, Int>::from_data(TensorData::new(bytes, [b, h, w]), (device, byte_dtype(device))).float()
         };
         let (samples, unit) = match &self.samples {
             Samples::U8(samples) => {
                 let data = TensorData::new(samples.clone(), self.shape);
-                (Tensor::<4, Int>::from_data(data, (device, DType::U8)).float(), 255.0)
+                (Tensor::<4, Int>::from_data(data, (device, byte_dtype(device))).float(), 255.0)
             }
             Samples::F32(samples) => (Tensor::from_data(TensorData::new(samples.clone(), self.shape), device), 1.0),
         };

@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has};
+use kiln_operations::cube::{cubes, empty, has};
 
 /// Units of a cube.
 const UNITS: usize = 256;
@@ -18,13 +18,18 @@ const EACH: usize = 8;
 const VALUES: usize = 6144;
 /// The most rows of a cube.
 const ROWS: usize = 16;
-/// Bytes of shared memory: the sums of a cube's rows, what its units found, how much each did, and whether any did.
-const SHARED: usize = 4 * (VALUES + UNITS * EACH + UNITS + 2);
+/// Places of shared memory beside the sums of a cube's rows: what its units found, how much each did, and whether any did, in whole vectors.
+const OTHERS: usize = UNITS * EACH + UNITS + 4;
 
 /// Whether the kernel runs for rows of this width on a device. Those of CubeCL's CPU runtime have few units.
 pub(super) fn takes(device: &CubeDevice, width: usize) -> bool {
-    let shared = device.client().properties().hardware.max_shared_memory_size;
-    (1..=VALUES).contains(&width) && has(device, UNITS, 3) && shared >= SHARED
+    (1..=VALUES).contains(&width) && has(device, UNITS, 3, 4 * (width + OTHERS))
+}
+
+/// Rows of a cube on a device with so many bytes of shared memory.
+fn rows_of_cube(width: usize, shared: usize) -> usize {
+    let values = (shared / 4).saturating_sub(OTHERS).min(VALUES);
+    (values / width).clamp(1, ROWS)
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -38,13 +43,16 @@ fn add_rows<E: Float, T: Int, N: Size>(
     #[comptime] of_cube: usize,
     #[define(E, T)] _dtypes: [ElemType; 2],
 ) {
+    let first = CUBE_POS * of_cube;
+    if first >= rows {
+        terminate!();
+    }
     let mut sums = Shared::<[Vector<f32, N>]>::new_slice(of_cube * width);
     let mut found = Shared::<[u32]>::new_slice(UNITS * EACH);
     let mut counts = Shared::<[u32]>::new_slice(UNITS);
     // Set by units that found an id, for this round and the next.
     let mut any = Shared::<[u32]>::new_slice(2usize);
     let unit = UNIT_POS as usize;
-    let first = CUBE_POS * of_cube;
     let end = min(first + of_cube, rows);
     let mut place = unit;
     while place < of_cube * width {
@@ -129,12 +137,12 @@ pub(super) fn gradient(gradient: CubeTensor, ids: CubeTensor, rows: usize) -> Cu
     let [gradient, ids] = [gradient, ids].map(into_contiguous);
     let [count, width]: [usize; 2] = gradient.meta.shape().dims();
     let result = empty(&gradient, Shape::new([rows, width]), gradient.dtype);
-    let of_cube = (VALUES / width).clamp(1, ROWS);
+    let of_cube = rows_of_cube(width, result.client.properties().hardware.max_shared_memory_size);
     let vector = if width.is_multiple_of(4) { 4 } else { 1 };
     let dtypes = [gradient.dtype, ids.dtype].map(dtype_to_storage_type);
     add_rows::launch(
         &result.client,
-        CubeCount::Static(rows.div_ceil(of_cube) as u32, 1, 1),
+        cubes(&result.client, rows.div_ceil(of_cube)),
         CubeDim::new_1d(UNITS as u32),
         gradient.required_address_type().max(result.required_address_type()),
         vector,
@@ -148,4 +156,20 @@ pub(super) fn gradient(gradient: CubeTensor, ids: CubeTensor, rows: usize) -> Cu
         dtypes,
     );
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OTHERS, ROWS, VALUES, rows_of_cube};
+
+    #[test]
+    fn the_rows_of_a_cube_fit_into_shared_memory() {
+        for width in [1, 300, 768, 1471, 5884] {
+            assert_eq!(rows_of_cube(width, 48 << 10), (VALUES / width).min(ROWS), "as in more shared memory");
+            for shared in [16 << 10, 32 << 10].into_iter().filter(|shared| *shared >= 4 * (width + OTHERS)) {
+                assert!(4 * (rows_of_cube(width, shared) * width + OTHERS) <= shared, "{width} {shared}");
+            }
+        }
+        assert_eq!(rows_of_cube(768, 32 << 10), 7);
+    }
 }

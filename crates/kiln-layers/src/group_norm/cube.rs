@@ -10,7 +10,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has, total};
+use kiln_operations::cube::{cubes, empty, has, total};
 
 use super::GroupNormSettings;
 use super::composed::sizes;
@@ -19,7 +19,7 @@ use super::composed::sizes;
 const UNITS: usize = 256;
 
 pub(super) fn takes(device: &burn_cubecl::CubeDevice) -> bool {
-    has(device, UNITS, 6)
+    has(device, UNITS, 6, 4 * UNITS)
 }
 
 /// `count` is the number of values of a group, `length` that of a channel, `members` the channels of a group.
@@ -39,6 +39,9 @@ fn normalise_groups<X: Float, P: Float>(
     #[comptime] biased: bool,
     #[define(X, P)] _dtypes: [ElemType; 2],
 ) {
+    if !statistics.is_in_bounds(2 * CUBE_POS) {
+        terminate!();
+    }
     let mut sums = Shared::<[f32]>::new_slice(UNITS);
     let unit = UNIT_POS as usize;
     let count = members * length;
@@ -87,6 +90,9 @@ fn sum_channels<X: Float, G: Float>(
     length: usize,
     #[define(X, G)] _dtypes: [ElemType; 2],
 ) {
+    if !parts.is_in_bounds(2 * CUBE_POS) {
+        terminate!();
+    }
     let mut sums = Shared::<[f32]>::new_slice(UNITS);
     let (unit, first, group) = (UNIT_POS as usize, CUBE_POS * length, CUBE_POS / members);
     let (mean, deviation) = (statistics.read(2 * group), statistics.read(2 * group + 1));
@@ -123,6 +129,9 @@ fn group_input_gradient<X: Float, P: Float, G: Float>(
     #[comptime] weighted: bool,
     #[define(X, P, G)] _dtypes: [ElemType; 3],
 ) {
+    if !parts.is_in_bounds(2 * CUBE_POS) {
+        terminate!();
+    }
     let (first, group) = (CUBE_POS * length, CUBE_POS / members);
     let (mean, deviation) = (statistics.read(2 * group), statistics.read(2 * group + 1));
     let mut sum = 0.0f32;
@@ -174,8 +183,8 @@ fn add_samples<P: Float>(
     }
 }
 
-fn cubes(count: usize) -> (CubeCount, CubeDim) {
-    (CubeCount::Static(count as u32, 1, 1), CubeDim::new_1d(UNITS as u32))
+fn grid(client: &Client, count: usize) -> (CubeCount, CubeDim) {
+    (cubes(client, count), CubeDim::new_1d(UNITS as u32))
 }
 
 /// A parameter of each channel and whether there is one. One that is missing is not read.
@@ -199,7 +208,7 @@ pub(super) fn forward(
     let (x, dtype) = (into_contiguous(x), weight.dtype);
     let [(weight, weighted), (bias, biased)] = [weight, bias].map(|values| parameter(values, &statistics));
     let dtype = if weighted || biased { dtype } else { DType::F32 };
-    let (count, units) = cubes(samples * groups);
+    let (count, units) = grid(&x.client, samples * groups);
     normalise_groups::launch(
         &x.client.clone(),
         count,
@@ -237,7 +246,7 @@ pub(super) fn backward(
     let parts = empty(&x, Shape::new([samples, channels, 2]), DType::F32);
     let [of_weight, of_bias] = [(); 2].map(|()| empty(&x, Shape::new([channels]), dtype));
     let (client, address) = (x.client.clone(), x.required_address_type());
-    let ((count, units), dtypes) = (cubes(samples * channels), [x.dtype, of_parameters, gradient.dtype]);
+    let ((count, units), dtypes) = (grid(&client, samples * channels), [x.dtype, of_parameters, gradient.dtype]);
     let [of_x, of_weights, of_gradient] = dtypes.map(dtype_to_storage_type);
     sum_channels::launch(
         &client,
@@ -273,7 +282,7 @@ pub(super) fn backward(
     if !weighted {
         return [dx, unused.clone(), unused];
     }
-    let (count, units) = cubes(channels.div_ceil(UNITS));
+    let (count, units) = grid(&client, channels.div_ceil(UNITS));
     add_samples::launch(
         &client,
         count,

@@ -172,12 +172,14 @@ impl Blocks {
 
 /// Rows of a chunk on CubeCL devices, where products are in the dtype `kept`. As many as a row of `hidden` has values, and in 16 bits half
 /// again as many: the logits of a chunk then have about as many values as the weight, whose gradient each chunk adds to. At least 512, so
-/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits. Chunks are about equal,
-/// since a product of few rows takes nearly as long as one of many. A multiple of 128, since on some devices the part of a tensor that a
-/// kernel writes must begin at a multiple of 256 bytes.
-pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize, kept: DType) -> usize {
+/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits, which with those of padding
+/// fit into `page` bytes, the largest tensor of the device. Chunks are about equal, since a product of few rows takes nearly as long as one of
+/// many. A multiple of 128, since on some devices the part of a tensor that a kernel writes must begin at a multiple of 256 bytes.
+pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize, kept: DType, page: u64) -> usize {
     const ALIGNED: usize = 128;
-    let most = (512 << 20) / (4 * classes.max(1) * ALIGNED);
+    let of_lines = |classes: usize| 4 * classes.max(1) * ALIGNED;
+    let in_page = page / of_lines(Blocks::of(classes).classes()) as u64;
+    let most = ((512 << 20) / of_lines(classes)).min(usize::try_from(in_page).unwrap_or(usize::MAX));
     let wanted = if kept == DType::F32 { width } else { width + width / 2 };
     let most = wanted.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED;
     rows.min(rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(ALIGNED)).max(1)
@@ -234,7 +236,8 @@ pub(super) fn of_products(cpu: &Cpu, sizes: [u64; 3], by_class: bool, learned: [
 fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
-    let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize, kept_dtype(dtype)) as u64;
+    // The device is not known here, so neither is its largest tensor.
+    let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize, kept_dtype(dtype), u64::MAX) as u64;
     // In f32 the gradient takes the memory of the logits.
     let is_new = kept_dtype(dtype) != DType::F32 && (1..4).any(|output| call.out_elements(output) > 0);
     let of_gradient = if is_new { dtype.size() as u64 } else { 0 };
@@ -243,4 +246,21 @@ fn gpu_scratch(call: &Call<'_>) -> u64 {
     let copied = if blocks.count > 1 || dtype == DType::F16 { kept_dtype(dtype).size() as u64 * all } else { 0 };
     let of_weight = if call.out_elements(2) == 0 { 0 } else { 4 * (all * u64::from(chunk < rows) + all - classes) };
     chunk * ((4 + of_gradient) * all + (16 + 4 * parts) * width) + width * (copied + of_weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Blocks, DType, chunk_on_gpu};
+
+    #[test]
+    fn the_logits_of_a_chunk_fit_into_the_largest_tensor() {
+        for (rows, width, classes) in [(8192, 768, 50_257), (8192, 4096, 32_000), (70_000, 64, 10)] {
+            let chunk = |page| chunk_on_gpu(rows, width, classes, DType::F32, page);
+            assert_eq!(chunk(1 << 30), chunk(u64::MAX));
+            let page = 128 << 20;
+            assert!(chunk(page) <= chunk(u64::MAX) && chunk(page).is_multiple_of(128));
+            assert!((4 * chunk(page) * Blocks::of(classes).classes()) as u64 <= page, "{classes} classes");
+        }
+        assert_eq!(chunk_on_gpu(8192, 768, 50_257, DType::F32, 128 << 20), 640);
+    }
 }

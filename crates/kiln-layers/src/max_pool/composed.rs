@@ -1,4 +1,5 @@
-//! Max pooling by a backend's own pooling. It keeps positions of one byte instead of the backend's indices.
+//! Max pooling by a backend's own pooling. It keeps positions of one byte, where the device has bytes, instead of the backend's
+//! indices.
 //!
 //! Peak memory in addition to inputs and outputs. Forward: a padded copy of the input in its dtype, if windows extend beyond the input.
 //! Backward: two padded inputs in f32. In both directions: the backend's indices, 4 bytes for each value of the output, and three more
@@ -39,7 +40,12 @@ impl Windows {
     }
 }
 
-/// The output, and the positions in the windows as `U8` if they are wanted.
+/// The dtype of positions: `U8`, or `I32` on a device without it, as with WGSL.
+fn of_positions<B: Backend>(device: &Device<B>) -> IntDType {
+    if B::supports_dtype(device, DType::U8) { IntDType::U8 } else { IntDType::I32 }
+}
+
+/// The output, and the [positions](of_positions) in the windows if they are wanted.
 pub(super) fn forward<B: Backend>(
     x: FloatTensor<B>,
     windows: Windows,
@@ -47,7 +53,7 @@ pub(super) fn forward<B: Backend>(
 ) -> (FloatTensor<B>, Option<IntTensor<B>>) {
     let (shape, dtype, device) = (with_planes(&x.shape(), windows.output), x.dtype(), x.device());
     if shape.num_elements() == 0 {
-        let positions = wanted.then(|| B::int_zeros(shape.clone(), &device, IntDType::U8));
+        let positions = wanted.then(|| B::int_zeros(shape.clone(), &device, of_positions::<B>(&device)));
         return (full::<B>(shape, 0.0, &device, dtype), positions);
     }
     let beyond = windows.beyond();
@@ -70,7 +76,7 @@ pub(super) fn forward<B: Backend>(
     let positions = B::int_add(B::int_mul_scalar(row, kernel[1].into()), column);
     let padding = B::float_equal_elem(pooled.output.clone(), f32::NEG_INFINITY.into(), bools::<B>(&device));
     let positions = B::int_mask_fill(positions, padding, POSITIONS.into());
-    (pooled.output, Some(B::int_cast(positions, IntDType::U8)))
+    (pooled.output, Some(B::int_cast(positions, of_positions::<B>(&device))))
 }
 
 /// The gradient of the input.

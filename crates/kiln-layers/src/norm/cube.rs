@@ -12,7 +12,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has, total};
+use kiln_operations::cube::{cubes, empty, has, total};
 
 use super::settings::{GROUPS_ON_GPU, NormSettings, WIDEST_ON_GPU};
 use crate::columns::matrix;
@@ -31,7 +31,7 @@ fn units(width: usize) -> usize {
 
 /// Whether the kernels take rows of this width on a device. Those of CubeCL's CPU runtime have few units.
 pub(super) fn takes(device: &burn_cubecl::CubeDevice, width: usize) -> bool {
-    (1..=WIDEST_ON_GPU).contains(&width) && has(device, units(width), 6)
+    (1..=WIDEST_ON_GPU).contains(&width) && has(device, units(width), 6, 4 * UNITS)
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -49,6 +49,9 @@ fn forward_rows<X: Float, P: Float>(
     #[comptime] units: usize,
     #[define(X, P)] _dtypes: [ElemType; 2],
 ) {
+    if !statistics.is_in_bounds(2 * CUBE_POS) {
+        terminate!();
+    }
     let mut sums = Shared::<[f32]>::new_slice(units);
     let (unit, first) = (UNIT_POS as usize, CUBE_POS * width);
     let mut mean = 0.0f32;
@@ -205,7 +208,7 @@ pub(super) fn forward(x: CubeTensor, weight: CubeTensor, bias: CubeTensor, setti
     let units = units(width);
     forward_rows::launch(
         &x.client.clone(),
-        CubeCount::Static(rows as u32, 1, 1),
+        cubes(&x.client, rows),
         CubeDim::new_1d(units as u32),
         x.required_address_type().max(statistics.required_address_type()),
         x.clone().into_linear_view(),

@@ -93,8 +93,9 @@ fn with_speeds(profile: BackendProfile, device: &Device) -> BackendProfile {
     };
     let flops = product(DType::F32);
     // Flex computes products of 16-bit tensors in f32.
-    let half_flops = match profile.kernels {
-        Kernels::Cube if device.supports_dtype(DType::BF16) => product(DType::BF16),
+    let half = [DType::BF16, DType::F16].into_iter().find(|dtype| device.supports_dtype(*dtype));
+    let half_flops = match (profile.kernels, half) {
+        (Kernels::Cube, Some(half)) => product(half),
         _ => flops,
     };
     let elements: usize = match profile.kernels {

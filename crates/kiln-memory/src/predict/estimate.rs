@@ -7,6 +7,7 @@ use crate::trace::StepTrace;
 
 use super::layout::Layout;
 use super::margin::overheads;
+use super::memory::Block;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 use super::time::Clock;
@@ -17,6 +18,8 @@ use super::time::Clock;
 pub struct StepEstimate {
     /// The most bytes at once: the `peak_bytes` of [`StepTrace::predict`].
     pub peak_bytes: u64,
+    /// Bytes of the largest buffer.
+    pub largest_buffer_bytes: u64,
     /// Estimated seconds of the forward pass.
     pub forward_seconds: f64,
     /// Estimated seconds of the backward pass.
@@ -53,16 +56,24 @@ impl StepTrace {
         let sizes = Sizes::of(self, batch, profile)?;
         let layout = Layout::of(self, &sizes, profile);
         let peak_bytes = live_bytes(self, &layout, profile).into_iter().max().unwrap_or(0);
+        let largest_buffer_bytes = of_step(self, &layout).map(|block| block.bytes).max().unwrap_or(0);
         let clock = Clock::new(self, &sizes, profile);
         let seconds = |operations: Range<usize>| operations.map(|index| clock.seconds(index)).sum();
         let [start, backward, update, end] = self.phases;
         Ok(StepEstimate {
             peak_bytes,
+            largest_buffer_bytes,
             forward_seconds: seconds(start..backward),
             backward_seconds: seconds(backward..update),
             update_seconds: seconds(update..end),
         })
     }
+}
+
+/// The blocks that are alive at some time of the step.
+fn of_step<'a>(trace: &StepTrace, layout: &'a Layout) -> impl Iterator<Item = &'a Block> {
+    let [start, .., end] = trace.phases;
+    layout.blocks.iter().filter(move |block| block.dies as usize >= start && (block.born as usize) < end)
 }
 
 /// Bytes alive at each operation of the step.
@@ -73,11 +84,9 @@ pub(super) fn live_bytes(trace: &StepTrace, layout: &Layout, profile: &BackendPr
         change[first] += i128::from(bytes);
         change[last + 1] -= i128::from(bytes);
     };
-    for block in &layout.blocks {
+    for block in of_step(trace, layout) {
         let (born, dies) = (block.born as usize, block.dies as usize);
-        if dies >= start && born < end {
-            add(profile.taken(block.bytes), born.saturating_sub(start), dies.min(end - 1) - start);
-        }
+        add(profile.taken(block.bytes), born.saturating_sub(start), dies.min(end - 1) - start);
     }
     for (index, bytes) in layout.workspaces[start..end].iter().enumerate() {
         add(*bytes, index, index);

@@ -29,6 +29,9 @@ const A100: Gpu = Gpu { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.039
 /// half: TF32 494.7 TFLOPS, BF16 989.4 TFLOPS, 3.35 TB/s.
 const H100: Gpu = Gpu { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
 
+/// AMD Radeon RX 7600. Source: AMD's product page: 21.5 TFLOPS in f32, 43 in f16, 288 GB/s. wgpu has no TF32.
+const RX_7600: Gpu = Gpu { tf32_flops: 21.5e12, half_flops: 43e12, bandwidth: 288e9 };
+
 /// The part of the data sheet's product rate that training reaches. For A100 GPUs, model FLOPS utilisations of 40 to 50 % are reported
 /// (Chowdhery et al. 2022, table 3; Korthikanti et al. 2022). Assumed, not measured with burn.
 const MATMUL_EFFICIENCY: f64 = 0.45;
@@ -38,7 +41,7 @@ const BANDWIDTH_EFFICIENCY: f64 = 0.75;
 
 /// The figures of a device that predictions of bytes and times need.
 ///
-/// [`flex`](Self::flex) and [`cuda`](Self::cuda) are starting points. [`calibrate`](crate::calibrate) corrects them by short measured
+/// [`flex`](Self::flex), [`cuda`](Self::cuda) and [`wgpu`](Self::wgpu) are starting points. [`calibrate`](crate::calibrate) corrects them by short measured
 /// runs. A profile can be saved to a file (serde).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +61,9 @@ pub struct BackendProfile {
     pub int_bytes: usize,
     /// The size of every buffer is rounded up to a multiple of this.
     pub alignment: u64,
+    /// The largest buffer that the device makes, if there is a limit.
+    #[serde(default)]
+    pub largest_buffer: Option<u64>,
     /// Bytes that the device takes once, whatever runs: the GPU driver's context, threads' scratch memory.
     pub fixed_bytes: u64,
     /// Bytes of the data loader, if they lie in the memory that is counted: batches in flight, and images being decoded.
@@ -85,6 +91,12 @@ pub struct BackendProfile {
     pub launch: f64,
 }
 
+/// The most that a Vulkan driver may ask for the offset of a storage buffer.
+const WGPU_ALIGNMENT: u64 = 256;
+
+/// Compiled kernels and queues. What Mesa's software device takes for a first product, rounded up.
+const WGPU_CONTEXT: u64 = 64 << 20;
+
 fn eight() -> usize {
     8
 }
@@ -110,6 +122,7 @@ impl BackendProfile {
             lanes: lanes(),
             int_bytes: 4,
             alignment: 1,
+            largest_buffer: None,
             fixed_bytes: 0,
             loader_bytes: 0,
             sample_bytes: 0,
@@ -136,6 +149,7 @@ impl BackendProfile {
             lanes: eight(),
             int_bytes: 4,
             alignment: 512,
+            largest_buffer: None,
             fixed_bytes: 500 << 20,
             loader_bytes: 0,
             sample_bytes: 0,
@@ -154,6 +168,12 @@ impl BackendProfile {
     /// A CUDA GPU with the speed of an NVIDIA H100 (SXM). Like [`cuda`](Self::cuda), it has not been verified on a GPU.
     pub fn cuda_h100() -> Self {
         Self { name: "cuda-h100".into(), ..Self::cuda() }.with_gpu(&H100)
+    }
+
+    /// A GPU through wgpu (Vulkan, Metal, WebGPU), with the speed of an AMD Radeon RX 7600: a data sheet's figures, as in [`cuda`](Self::cuda).
+    pub fn wgpu() -> Self {
+        Self { name: "wgpu".into(), alignment: WGPU_ALIGNMENT, fixed_bytes: WGPU_CONTEXT, ..Self::cuda() }
+            .with_gpu(&RX_7600)
     }
 
     /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. This is for a device whose tensors lie in

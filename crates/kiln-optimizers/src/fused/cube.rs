@@ -1,4 +1,4 @@
-//! Updates on CubeCL devices: one launch for up to sixteen parameters.
+//! Updates on CubeCL devices: one launch for up to sixteen parameters, or fewer where kernels read fewer tensors.
 //!
 //! Memory: new values of parameters and state, which replace the old ones after the update. A parameter, or a state, that is not stored as
 //! contiguous rows is copied first.
@@ -14,12 +14,12 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has};
+use kiln_operations::cube::{empty, has, most_tensors};
 use kiln_operations::launch;
 
 use super::rule::{AnyRule, Betas};
 
-/// Parameters of a launch. Fewer are filled up, so that there is one kernel for all.
+/// The most parameters of a launch.
 const PARAMETERS: usize = 16;
 /// Units of a cube (threads of a block).
 const UNITS: usize = 256;
@@ -28,9 +28,14 @@ const CUBES: usize = 1024;
 /// The most states of a parameter.
 const STATES: usize = 2;
 
-/// Whether a device has kernels for updates.
+/// Parameters of a launch on a device whose kernels have so many tensors. Fewer are filled up, so that there is one kernel for all.
+fn at_once(tensors: usize) -> usize {
+    (tensors.saturating_sub(2) / (3 + 2 * STATES)).clamp(1, PARAMETERS)
+}
+
+/// Whether a device has kernels for updates of several parameters.
 pub(super) fn has_kernel(device: &CubeDevice) -> bool {
-    has(device, UNITS, PARAMETERS * (3 + 2 * STATES) + 2)
+    has(device, UNITS, 0, 0) && at_once(most_tensors(&device.client())) > 1
 }
 
 /// An update that waits for others.
@@ -150,16 +155,17 @@ fn launched(settings: Settings, tensors: Vec<CubeTensor>) -> Vec<CubeTensor> {
     }
     let mut order: Vec<&Parameter> = parameters.iter().collect();
     order.sort_by_key(|parameter| parameter.kind());
+    let most = parameters.first().map_or(1, |first| at_once(most_tensors(&first.gradient.client)));
     // Each launch reads what the one before has written last: it is skipped if that one was, for lack of memory.
     let mut written: Option<CubeTensor> = None;
-    for parameters in order.chunk_by(|a, b| a.kind() == b.kind()).flat_map(|alike| alike.chunks(PARAMETERS)) {
-        written = Some(launch_some(settings, parameters, written));
+    for parameters in order.chunk_by(|a, b| a.kind() == b.kind()).flat_map(|alike| alike.chunks(most)) {
+        written = Some(launch_some(settings, parameters, most, written));
     }
     parameters.into_iter().flat_map(|parameter| parameter.next).chain(written).collect()
 }
 
-/// One launch for at most [`PARAMETERS`] of one kind, after `before`. Returns a tensor of one element that it writes as well.
-fn launch_some(settings: Settings, parameters: &[&Parameter], before: Option<CubeTensor>) -> CubeTensor {
+/// One launch for at most `most` parameters of one kind, after `before`. Returns a tensor of one element that it writes as well.
+fn launch_some(settings: Settings, parameters: &[&Parameter], most: usize, before: Option<CubeTensor>) -> CubeTensor {
     let first = parameters[0];
     let after = empty(&first.gradient, Shape::new([1]), DType::F32);
     let before = before.unwrap_or_else(|| first.gradient.clone());
@@ -171,7 +177,7 @@ fn launch_some(settings: Settings, parameters: &[&Parameter], before: Option<Cub
     };
     let (mut values, mut gradients, mut states) = (SequenceArg::new(), SequenceArg::new(), SequenceArg::new());
     let (mut next, mut next_states) = (SequenceArg::new(), SequenceArg::new());
-    for parameter in parameters.iter().chain(std::iter::repeat(&first)).take(PARAMETERS) {
+    for parameter in parameters.iter().chain(std::iter::repeat(&first)).take(most) {
         gradients.push(parameter.gradient.clone().into_linear_view());
         for (index, (value, output)) in parameter.values.iter().zip(&parameter.next).enumerate() {
             let (value, output) = (value.clone().into_linear_view(), output.clone().into_linear_view());
@@ -345,5 +351,15 @@ fn update_many<N: Size>(
                 place += UNITS * CUBE_COUNT_X as usize;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_once;
+
+    #[test]
+    fn a_launch_has_as_many_parameters_as_a_device_takes() {
+        assert_eq!([1023, 114, 113, 30, 6].map(at_once), [16, 16, 15, 4, 1]);
     }
 }

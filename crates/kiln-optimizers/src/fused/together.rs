@@ -38,10 +38,10 @@ pub struct Updated<R> {
 ///
 /// On the CPU device, the update multiplies a gradient where it reads it.
 ///
-/// On CubeCL devices a kernel updates up to sixteen parameters at once, where burn launches one or two for each. Parameters and state have
-/// the bits of the CPU device, and are new tensors. For that, `step` runs twice: the first time nothing is computed, and the result is
-/// dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no result. On other devices it
-/// runs once.
+/// On CubeCL devices a kernel updates up to sixteen parameters at once, as many as it can read, where burn launches one or two for each.
+/// Parameters and state are new tensors, which have the bits of the CPU device on CUDA. For that, `step` runs twice: the first time nothing
+/// is computed, and the result is dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no
+/// result. On other devices it runs once.
 ///
 /// Other optimizers do not see the factor, and compute twice if `step` runs twice.
 ///
@@ -91,8 +91,8 @@ pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> Updated<R> {
     Updated { result, written: None }
 }
 
-/// Whether [`update_together`] multiplies gradients without a scaled copy of each on a device: on the CPU device and on CubeCL devices, but not
-/// on WebGPU, whose kernels read few tensors.
+/// Whether [`update_together`] multiplies gradients without a scaled copy of each on a device: on the CPU device, and on CubeCL devices but
+/// those whose kernels read few tensors, as with the least that WebGPU guarantees.
 pub fn scales_in_update(device: &Device) -> bool {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "flex")]
@@ -101,7 +101,7 @@ pub fn scales_in_update(device: &Device) -> bool {
     }
 }
 
-/// Whether a device has kernels that update many parameters at once: CubeCL devices, but those with few tensors a kernel (WebGPU).
+/// Whether a device has kernels that update many parameters at once: CubeCL devices, but those whose kernels read few tensors.
 pub(super) fn joins_updates(device: &Device) -> bool {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cube")]

@@ -178,7 +178,7 @@ impl<const BITS: u32> Optimizer for QuantizedAdamW<BITS> {
     type State<const D: usize> = QuantizedAdamWState<D>;
 
     /// # Panics
-    /// If the state is that of a parameter of another shape.
+    /// If the state is that of a parameter of another shape, and on a device that [`check_codes`](crate::check_codes) refuses.
     fn step<const D: usize>(
         &self,
         lr: LearningRate,

@@ -14,6 +14,6 @@ mod sgd;
 mod update;
 
 pub use adamw::{AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState};
-pub use moment::{QuantizedMoment, is_number_of_rows};
+pub use moment::{QuantizedMoment, check_codes, is_number_of_rows};
 pub use options::SecondMoment;
 pub use sgd::{Sgd8bit, Sgd8bitState};

@@ -4,6 +4,7 @@ use burn::optim::{StateSink, StateSource, join_path};
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 
 use crate::blocks::{Blocks, CodeBook, decoded, elements, encoded};
+use crate::error::Error;
 
 /// A moment of one parameter as blocks of codes.
 #[derive(Clone, Debug)]
@@ -31,6 +32,36 @@ pub(super) const SHAPE: &str = "shape";
 pub(super) fn check_shape<const D: usize>(shape: [usize; D], parameter: &Tensor<D>) {
     let dims = parameter.dims();
     assert!(shape == dims, "the optimizer's state is that of a parameter of shape {shape:?}, expected {dims:?}");
+}
+
+/// Checks that a device can store the codes of 8-bit and 4-bit state, which are U8. Devices that run WGSL cannot.
+///
+/// # Errors
+/// [`Error::InvalidSetting`], with the device and what to use instead.
+pub fn check_codes(device: &Device) -> Result<(), Error> {
+    storing(device.supports_dtype(DType::U8), device)
+}
+
+fn storing(stores: bool, device: &Device) -> Result<(), Error> {
+    let expected = "one with integers of 8 bits, or an optimizer with state in f32, which host memory can hold";
+    match stores {
+        true => Ok(()),
+        false => {
+            let name = "the device of an optimizer with 8-bit or 4-bit state";
+            Err(Error::InvalidSetting { name, value: format!("{device:?}"), expected })
+        }
+    }
+}
+
+/// The dtype of codes on a device.
+///
+/// # Panics
+/// If the device cannot store them.
+fn code_dtype(device: &Device) -> DType {
+    match check_codes(device) {
+        Ok(()) => DType::U8,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Whether a number in an optimizer's record is the number of rows of its parameter: that of a part of the rows is another one.
@@ -85,7 +116,7 @@ impl QuantizedMoment {
         let (count, device) = (parameter.shape().num_elements(), &parameter.device());
         Self {
             book,
-            codes: Tensor::zeros([book.code_bytes(count)], (device, DType::U8)),
+            codes: Tensor::zeros([book.code_bytes(count)], (device, code_dtype(device))),
             scales: Tensor::zeros([count.div_ceil(book.block())], (device, DType::F32)),
         }
     }
@@ -97,7 +128,7 @@ impl QuantizedMoment {
         let codes = TensorData::from_bytes(Bytes::from_elems(codes), [bytes], DType::U8);
         Self {
             book,
-            codes: Tensor::from_data(codes, (device, DType::U8)),
+            codes: Tensor::from_data(codes, (device, code_dtype(device))),
             scales: Tensor::from_data(TensorData::new(scales, [blocks]), (device, DType::F32)),
         }
     }
@@ -146,7 +177,8 @@ impl QuantizedMoment {
         out.push_scalar(&path, BLOCK, self.book.block().into());
     }
 
-    /// Reads a moment from a record. `None` if the record is of something else, or has another block size or number of codes.
+    /// Reads a moment from a record. `None` if the record is of something else, or has another block size or number of codes, and on a
+    /// device that cannot store them.
     pub(super) fn unflatten(
         prefix: &str,
         name: &str,
@@ -164,11 +196,25 @@ impl QuantizedMoment {
         let fits = codes.num_elements() == book.code_bytes(count)
             && scales.num_elements() == count.div_ceil(book.block())
             && codes.dtype() == DType::U8
-            && scales.dtype() == DType::F32;
+            && scales.dtype() == DType::F32
+            && check_codes(device).is_ok();
         fits.then(|| Self {
             book,
             codes: Tensor::from_data(codes, (device, DType::U8)),
             scales: Tensor::from_data(scales, (device, DType::F32)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Device, storing};
+
+    #[test]
+    fn a_device_without_bytes_is_refused_by_its_name() {
+        let device = Device::flex();
+        assert_eq!(storing(true, &device), Ok(()));
+        let refused = storing(false, &device).unwrap_err().to_string();
+        assert!(refused.contains(&format!("{device:?}")) && refused.contains("state in f32"), "{refused}");
     }
 }

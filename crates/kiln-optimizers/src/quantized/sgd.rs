@@ -132,7 +132,7 @@ impl Optimizer for Sgd8bit {
     type State<const D: usize> = Sgd8bitState<D>;
 
     /// # Panics
-    /// If the state is that of a parameter of another shape.
+    /// If the state is that of a parameter of another shape, and on a device that [`check_codes`](crate::check_codes) refuses.
     fn step<const D: usize>(
         &self,
         lr: LearningRate,

@@ -14,7 +14,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
@@ -64,9 +64,9 @@ impl Node {
             (DispatchTensorKind::Flex(_), Strategy::Disabled) => node::<Flex, NoCheckpointing, D>(tensor),
             #[cfg(feature = "flex")]
             (DispatchTensorKind::Flex(_), Strategy::Balanced) => node::<Flex, BalancedCheckpointing, D>(tensor),
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cube")]
             (DispatchTensorKind::Cube(_), Strategy::Disabled) => node::<Cube, NoCheckpointing, D>(tensor),
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "cube")]
             (DispatchTensorKind::Cube(_), Strategy::Balanced) => node::<Cube, BalancedCheckpointing, D>(tensor),
             _ => None,
         };

@@ -10,15 +10,20 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has, is_cube, total};
+use kiln_operations::cube::{cube_device, empty, has, is_cube, most_tensors, total};
 use kiln_operations::{Computed, Cost, CubeKernel, Kernel, KernelBackend, Operation, run};
 
 /// Units of a cube (threads of a block).
 const UNITS: usize = 256;
 /// Cubes that share a gradient.
 const CUBES: usize = 128;
-/// Gradients of a launch.
+/// The most gradients of a launch.
 const GRADIENTS: usize = 48;
+
+/// Gradients of a launch on a device whose kernels have so many tensors. One holds the sums of their parts.
+fn at_once(tensors: usize) -> usize {
+    tensors.saturating_sub(1).clamp(1, GRADIENTS)
+}
 
 /// Gradients on a CubeCL device whose squares have not been added yet, in the order of the parameters.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +45,8 @@ impl Waiting {
         let alike = |a: &(Device, DType, _), b: &(Device, DType, _)| (&a.0, a.1) == (&b.0, b.1);
         for gradients in self.0.chunk_by(alike) {
             let device = &gradients[0].0;
-            for gradients in gradients.chunks(GRADIENTS) {
+            let tensors = cube_device(device).map_or(0, |device| most_tensors(&device.client()));
+            for gradients in gradients.chunks(at_once(tensors)) {
                 let before = match sum {
                     Some(sum) => sum.to_device(device),
                     None => Tensor::zeros([1], (device, DType::F32)),
@@ -91,7 +97,7 @@ impl Kernel for AddSquares {
     }
 
     fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
-        has(device, UNITS, inputs.len()).then_some(|_, inputs| vec![launched(inputs)])
+        has(device, UNITS, inputs.len(), 4 * UNITS).then_some(|_, inputs| vec![launched(inputs)])
     }
 }
 
@@ -167,4 +173,14 @@ fn launched(mut inputs: Vec<CubeTensor>) -> CubeTensor {
         count,
     );
     after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_once;
+
+    #[test]
+    fn a_launch_has_as_many_gradients_as_a_device_takes() {
+        assert_eq!([1023, 49, 30, 6, 0].map(at_once), [48, 48, 29, 5, 1]);
+    }
 }

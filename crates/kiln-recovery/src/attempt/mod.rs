@@ -1,5 +1,6 @@
 //! One attempt at some work, which completes or leaves nothing behind, in memory and in burn's autodiff graph.
 
+mod device_errors;
 mod probe;
 
 use std::error::Error;
@@ -9,6 +10,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, ExecutionError, Tensor};
 
 use crate::failure::{Failure, classify};
+
+use device_errors::DeviceErrors;
 
 pub use probe::Probe;
 
@@ -78,13 +81,14 @@ where
         if let Err(error) = device.flush() {
             return AttemptOutcome::device(error);
         }
+        let errors = DeviceErrors::of(device);
         let value = match work() {
             Ok(value) => value,
             Err(error) => return AttemptOutcome::of(error),
         };
         let mut probe = Probe::new();
         check(&value, &mut probe);
-        match probe.finish() {
+        match probe.finish().and_then(|()| errors.map_or(Ok(()), |errors| errors.none(device))) {
             Ok(()) => AttemptOutcome::Done(value),
             Err(error) => {
                 drop(value);

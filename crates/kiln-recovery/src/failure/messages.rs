@@ -120,6 +120,7 @@ const NO_ROOM: &str = "2";
 const CONSEQUENCE: &[&str] = &[
     UNWRITTEN,
     "memory location was never initialized",
+    "was never allocated",
     "bytes were never written",
     "torn down before it could say",
     "the work was skipped: an input carried a failure",

@@ -11,7 +11,7 @@ use kiln_optimizers::{
 };
 
 use super::config::OptimizerConfig;
-use super::groups::{NOISE, OneOptimizer, OptimizerGroups};
+use super::groups::{NOISE, OneOptimizer, OptimizerGroups, has_codes};
 use super::parameters::Kinds;
 
 /// Elements of a chunk of a parameter in bf16, or of one whose state comes from the host: 8 MiB of AdamW's state, which PCIe moves in less
@@ -116,6 +116,7 @@ impl StateDevice {
             Self::Host => OneOptimizer {
                 plain: Arc::new(Offloaded::new(optimizer.clone())),
                 rounding: Arc::new(Offloaded::new(StochasticBf16::new(optimizer, NOISE))),
+                has_codes: has_codes::<O>(),
             },
         }
     }
@@ -125,7 +126,9 @@ impl StateDevice {
         /// In chunks also where it rounds.
         fn one<O: Elementwise>(optimizer: O) -> OneOptimizer {
             match StochasticBf16::by_chunks(optimizer.clone(), NOISE, CHUNK) {
-                Ok(rounding) => OneOptimizer { plain: Arc::new(optimizer), rounding: Arc::new(rounding) },
+                Ok(rounding) => {
+                    OneOptimizer { plain: Arc::new(optimizer), rounding: Arc::new(rounding), has_codes: false }
+                }
                 Err(_) => OneOptimizer::whole(optimizer),
             }
         }

@@ -7,7 +7,11 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, StochasticBf16, update_together};
+use kiln_optimizers::{
+    AdamW4bit, AdamW8bit, FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, Sgd8bit, StochasticBf16, update_together,
+};
+
+use crate::error::Error;
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
@@ -39,6 +43,8 @@ pub struct OptimizerGroups {
 pub(super) struct OneOptimizer {
     pub(super) plain: Arc<dyn DynOptimizer>,
     pub(super) rounding: Arc<dyn DynOptimizer>,
+    /// Whether its state has codes of 8 or 4 bits.
+    pub(super) has_codes: bool,
 }
 
 /// The seed of the noise with which parameters in bf16 are rounded. Each parameter adds a number made of its first values.
@@ -47,7 +53,11 @@ pub(super) const NOISE: u64 = 0;
 impl OneOptimizer {
     /// An optimizer that updates whole parameters.
     pub(super) fn whole<O: Optimizer>(optimizer: O) -> Self {
-        Self { plain: Arc::new(optimizer.clone()), rounding: Arc::new(StochasticBf16::new(optimizer, NOISE)) }
+        Self {
+            plain: Arc::new(optimizer.clone()),
+            rounding: Arc::new(StochasticBf16::new(optimizer, NOISE)),
+            has_codes: has_codes::<O>(),
+        }
     }
 }
 
@@ -81,6 +91,22 @@ impl OptimizerGroups {
         let mut found = FindBf16(false);
         model.visit(&mut found);
         Self { rounds: found.0, ..self }
+    }
+
+    /// Checks that a device can store the state, also of one parameter at a time.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for state in 8 or 4 bits on a device without integers of 8 bits.
+    pub(crate) fn check(&self, device: &Device) -> Result<(), Error> {
+        if !self.groups.iter().any(|(_, optimizer)| optimizer.has_codes) {
+            return Ok(());
+        }
+        match kiln_optimizers::check_codes(device) {
+            Err(kiln_optimizers::Error::InvalidSetting { name, value, expected }) => {
+                Err(Error::InvalidSetting { name, value, expected })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the optimizers multiply gradients by a factor themselves.
@@ -158,6 +184,11 @@ impl OptimizerGroups {
         let start = ModuleOptimizer::from(SgdConfig::new().build());
         self.chosen().fold(start, |all, (group, optimizer)| all.with_group(group, make(optimizer), None))
     }
+}
+
+/// Whether an optimizer's state has codes of 8 or 4 bits.
+pub(super) fn has_codes<O: 'static>() -> bool {
+    [TypeId::of::<AdamW8bit>(), TypeId::of::<AdamW4bit>(), TypeId::of::<Sgd8bit>()].contains(&TypeId::of::<O>())
 }
 
 /// Whether [`update_together`] joins the updates of an optimizer.

@@ -25,7 +25,7 @@ impl MemoryBudget {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for zero bytes and for a fraction out of range. [`Error::UnknownMemory`] if the free memory of the
-    /// device is not known: on a GPU it takes the feature `nvml` of kiln-memory.
+    /// device is not known: that of NVIDIA's GPUs takes the feature `nvml` of kiln-memory, that of AMD's takes Linux, others never tell.
     pub fn bytes(self, device: &Device) -> Result<u64, Error> {
         let fraction = match self {
             Self::Bytes(0) => return Err(invalid("0 bytes", "at least 1 byte")),
@@ -36,7 +36,7 @@ impl MemoryBudget {
             }
         };
         let free = match device.memory_pool_usage() {
-            Some(_) => GpuMemory::of_nvidia(gpu_index(device)).map(|memory| memory.free),
+            Some(_) => on_card(device).map(|memory| memory.free),
             None => host_memory::available(),
         };
         let free = free.ok_or_else(|| Error::UnknownMemory { device: format!("{device:?}") })?;
@@ -48,11 +48,32 @@ fn invalid(value: &str, expected: &'static str) -> Error {
     Error::InvalidSetting { name: "memory budget", value: value.into(), expected }
 }
 
-/// The index of a CUDA device as burn prints it.
-fn gpu_index(device: &Device) -> u32 {
-    let text = format!("{device:?}");
-    let digits: String = text.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
-    digits.parse().unwrap_or(0)
+/// The memory of the GPU that holds a device's tensors.
+#[cfg(feature = "cube")]
+fn on_card(device: &Device) -> Option<GpuMemory> {
+    let address = device.identity()?.physical?.pci_address?;
+    GpuMemory::at(&address.to_string())
+}
+
+/// The largest buffer that a device makes, if it has a limit.
+#[cfg(feature = "cube")]
+pub(crate) fn largest_buffer(device: &Device) -> Option<u64> {
+    match device.clone().inner().as_dispatch() {
+        burn::backend::DispatchDevice::Cube(device) => Some(device.client().properties().memory.max_page_size),
+        _ => None,
+    }
+}
+
+/// `None`: the crate was built for no GPU.
+#[cfg(not(feature = "cube"))]
+pub(crate) fn largest_buffer(_: &Device) -> Option<u64> {
+    None
+}
+
+/// `None`: the crate was built for no GPU.
+#[cfg(not(feature = "cube"))]
+fn on_card(_: &Device) -> Option<GpuMemory> {
+    None
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod step_plan;
 mod traffic;
 
 pub use budget::MemoryBudget;
+pub(crate) use budget::largest_buffer;
 pub use planner::Planner;
 pub use recompute::Recompute;
 pub use remedies::{Remedy, StepChange};

@@ -209,12 +209,35 @@ impl Planner {
     }
 
     /// The error that names the plan with the lowest peak and the largest part of its memory.
-    fn nothing_fits(&self, limit_bytes: u64, smallest: &StepPlan) -> Result<Error, Error> {
+    pub(crate) fn nothing_fits(&self, limit_bytes: u64, smallest: &StepPlan) -> Result<Error, Error> {
+        if let (true, Some(error)) = (fits_within(smallest.peak_bytes, limit_bytes), self.too_large(smallest)?) {
+            return Ok(error);
+        }
         let largest = self.predict(smallest)?.breakdown.0.into_iter().max_by_key(|(_, bytes)| *bytes);
         let (largest, largest_bytes) =
             largest.map_or((String::new(), 0), |(category, bytes)| (category.to_string(), bytes));
         let least = (smallest.peak_bytes, smallest.micro_batch);
         Ok(Error::NothingFits { limit_bytes, least, largest, largest_bytes })
+    }
+
+    /// The error of a plan with a tensor above the device's largest buffer. It names the first half, quarter and so on of the micro-batch
+    /// that has none.
+    fn too_large(&self, plan: &StepPlan) -> Result<Option<Error>, Error> {
+        let Some(largest_buffer) = self.profile.largest_buffer else { return Ok(None) };
+        let step = self.planner_for(plan).step_in(plan.precision)?;
+        let largest = |samples| {
+            let estimate = step.estimate(&plan.checkpoints, samples, plan.batch, self.profile(samples, plan.batch))?;
+            Ok::<u64, Error>(estimate.largest_buffer_bytes)
+        };
+        let bytes = largest(plan.micro_batch)?;
+        if bytes <= largest_buffer {
+            return Ok(None);
+        }
+        let mut smaller = plan.micro_batch / 2;
+        while smaller > 0 && largest(smaller)? > largest_buffer {
+            smaller /= 2;
+        }
+        Ok(Some(Error::BufferTooLarge { bytes, largest_buffer, micro_batch: Some(smaller).filter(|size| *size > 0) }))
     }
 
     /// The best plan for each micro-batch: whole batches, halves, quarters and so on, and the largest that needs no recomputation. It
@@ -341,7 +364,9 @@ impl Planner {
             return Err(kiln_checkpointing::Error::PlanLength { plan, chain }.into());
         }
         let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
-        let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch, self.batch))?;
+        let profile = self.profile(micro_batch, self.batch);
+        let estimate = step.estimate(&checkpoints, micro_batch, batch, profile)?;
+        let makes_buffers = profile.largest_buffer.is_none_or(|largest| estimate.largest_buffer_bytes <= largest);
         let moved_bytes = match checkpoints.streams() {
             true => {
                 step.moved(&checkpoints, micro_batch, batch, self.profile(micro_batch, batch), self.state_bytes()?)?
@@ -360,7 +385,7 @@ impl Planner {
             seconds: passes + estimate.update_seconds + self.update_transfer + moving,
             moved_bytes,
             same_bits: *step.cuts() == Cuts::KeepBits,
-            fits: fits_within(estimate.peak_bytes, limit_bytes),
+            fits: fits_within(estimate.peak_bytes, limit_bytes) && makes_buffers,
         })
     }
 }

@@ -101,7 +101,7 @@ pub struct StepPlan {
     /// Whether the step of an [exact](crate::MemoryConfig::exact) run has the bits of any other micro-batch.
     #[serde(default)]
     pub same_bits: bool,
-    /// Whether the peak stays within the limit that was asked for.
+    /// Whether the peak stays within the limit that was asked for, and each tensor within the device's largest buffer.
     pub fits: bool,
 }
 

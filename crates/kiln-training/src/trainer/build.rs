@@ -14,7 +14,9 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan};
+use crate::planning::{
+    Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, largest_buffer,
+};
 use crate::pressure::PressureAlarm;
 use crate::progress::Progress;
 use crate::replicas::Group;
@@ -380,6 +382,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         }
         let typical = || if site.on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
         let profile = self.memory.profile.clone().unwrap_or_else(typical);
+        let profile = BackendProfile { largest_buffer: largest_buffer(&site.device), ..profile };
         match self.planner(&profile, sample, site.batch) {
             Ok(planner) => Ok(Some(planner)),
             Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {
@@ -444,6 +447,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let is_whole = checkpoints.streams() && planner.keeps_bits() && planner.cuts(true) != Cuts::KeepBits;
         let most = self.memory.micro_batch.filter(|_| !is_whole);
         let micro_batch = most.unwrap_or(usize::MAX).min(planner.batch);
-        planner.evaluate(self.run.precision.compute(), &checkpoints, micro_batch, u64::MAX)
+        let plan = planner.evaluate(self.run.precision.compute(), &checkpoints, micro_batch, u64::MAX)?;
+        if plan.fits { Ok(plan) } else { Err(planner.nothing_fits(u64::MAX, &plan)?) }
     }
 }

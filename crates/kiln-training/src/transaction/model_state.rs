@@ -93,8 +93,8 @@ impl<M: Module> ModelState<M> {
     /// here, in the order of the fields, so that they do not depend on how the first step runs. With a store, each then goes there.
     ///
     /// # Errors
-    /// Those of [`StepSettings::check`], [`Error::Precision`] for a policy that does not fit the model, and [`Error::Checkpointing`] for a
-    /// store that cannot be used.
+    /// Those of [`StepSettings::check`] and [`OptimizerGroups::check`], [`Error::Precision`] for a policy that does not fit the model, and
+    /// [`Error::Checkpointing`] for a store that cannot be used.
     pub(crate) fn new(
         init: impl FnOnce(&Device) -> Result<(M, InitialValues), Error>,
         store: Option<StoredParameters>,
@@ -124,6 +124,7 @@ impl<M: Module> ModelState<M> {
         };
         let model = group.share_ids(model)?;
         let groups = groups(&model);
+        groups.check(&settings.device)?;
         if group.has_others() {
             let optimizer = groups.description().unwrap_or("not described").to_owned();
             let mut facts = settings.facts();

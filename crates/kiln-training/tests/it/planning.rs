@@ -96,6 +96,30 @@ fn the_division_is_the_fastest_of_all() {
 }
 
 #[test]
+fn no_tensor_is_above_the_largest_buffer_of_the_device() {
+    let _turn = beside();
+    let planner = |largest_buffer| {
+        let profile = BackendProfile { largest_buffer, ..BackendProfile::wgpu() };
+        builder(&[2, 2]).planner(&profile, &batch(0, 8), BATCH).unwrap()
+    };
+    let free = planner(None).choose(u64::MAX).unwrap();
+    assert_eq!(free.micro_batch, BATCH);
+    // The activations of a quarter of the batch are as large as that.
+    let quarter = (BATCH / 4 * WIDTH * 4) as u64;
+    let cut = planner(Some(quarter)).choose(u64::MAX).unwrap();
+    assert!(cut.fits && cut.micro_batch == BATCH / 4, "{cut}");
+    let none = Plan::none(planner(None).blocks());
+    let whole = planner(Some(quarter)).evaluate(Precision::F32, &none, BATCH, u64::MAX).unwrap();
+    assert!(!whole.fits && whole.peak_bytes == free.peak_bytes);
+    // A weight takes more than this.
+    let error = planner(Some((WIDTH * WIDTH) as u64)).choose(u64::MAX).unwrap_err();
+    let weight = (WIDTH * WIDTH * 4) as u64;
+    let expected = "expected a smaller model, as no micro-batch helps";
+    assert!(matches!(error, Error::BufferTooLarge { bytes, micro_batch: None, .. } if bytes == weight), "{error}");
+    assert!(error.to_string().ends_with(expected), "{error}");
+}
+
+#[test]
 fn a_budget_holds_on_each_device() {
     let _turn = beside();
     let planner = planner(&[2, 2, 2, 2]);

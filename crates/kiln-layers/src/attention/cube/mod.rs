@@ -20,7 +20,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
-use kiln_operations::cube::empty;
+use kiln_operations::cube::{empty, has};
 
 use super::cost::{TILE, has_kernels};
 use super::terms::{Settings, Sizes};
@@ -33,6 +33,10 @@ use tiles::{Form, PLANE, PlaceLaunch};
 const VECTOR: usize = 16;
 /// The most shared memory that a kernel takes. CUDA's devices have it.
 const SHARED: usize = 64 << 10;
+/// The most planes of a cube.
+const PLANES: usize = 4;
+/// The most tensors of a kernel, with lengths, mask and seed.
+const TENSORS: usize = 11;
 
 /// Whether the kernels take heads of this depth and dtype on a device.
 pub(super) fn takes(device: &CubeDevice, dtype: DType, depth: usize) -> bool {
@@ -40,7 +44,7 @@ pub(super) fn takes(device: &CubeDevice, dtype: DType, depth: usize) -> bool {
     let hardware = &client.properties().hardware;
     has_kernels(dtype, depth)
         && [hardware.plane_size_min, hardware.plane_size_max] == [PLANE as u32; 2]
-        && hardware.max_shared_memory_size >= SHARED
+        && has(device, PLANES * PLANE, TENSORS, SHARED)
 }
 
 /// The dtype of products on a device, and the columns of a factor's tile on its tensor cores: 0 if there are none.

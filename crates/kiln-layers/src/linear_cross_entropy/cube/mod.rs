@@ -95,7 +95,8 @@ pub(super) fn loss_and_gradients(
     let (mut of_weight, mut of_bias) = (None, None);
     let by_class = is_by_class(&inputs.weight);
     let weight = of_classes(inputs.weight, blocks, kept);
-    let size = chunk_on_gpu(count, width, classes, kept);
+    let page = hidden.client.properties().memory.max_page_size;
+    let size = chunk_on_gpu(count, width, classes, kept, page);
     for first in (0..count).step_by(size) {
         let size = size.min(count - first);
         let hidden = cast(part(&hidden, first, size), kept);

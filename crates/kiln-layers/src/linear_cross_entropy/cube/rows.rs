@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use kiln_operations::cube::{empty, has, over, total};
+use kiln_operations::cube::{cubes, empty, has, over, total};
 
 use crate::linear_cross_entropy::settings::{Blocks, LossOptions};
 
@@ -19,7 +19,7 @@ pub(super) const UNITS: usize = 512;
 
 /// Whether the kernel runs on a device. Those of CubeCL's CPU runtime have few units.
 pub(crate) fn takes(device: &CubeDevice) -> bool {
-    has(device, UNITS, 8)
+    has(device, UNITS, 8, 4 * UNITS)
 }
 
 /// The inputs that are there, and what is asked for.
@@ -105,9 +105,11 @@ fn losses_of_rows<P: Float, T: Int, G: Float>(
     #[comptime] given: Given,
     #[define(P, T, G)] _dtypes: [ElemType; 3],
 ) {
+    let (row, rows, unit) = (CUBE_POS, losses.shape(), UNIT_POS as usize);
+    if row >= rows {
+        terminate!();
+    }
     let mut places = Shared::<[f32]>::new_slice(UNITS);
-    let (row, unit) = (CUBE_POS, UNIT_POS as usize);
-    let rows = CUBE_COUNT;
     let mut largest = f32::min_value();
     let mut sum = 0.0f32;
     // With label smoothing: the sums of the classes' weights, and of their products with the logits.
@@ -283,7 +285,7 @@ impl Rows {
         };
         losses_of_rows::launch(
             &logits.client.clone(),
-            CubeCount::Static(rows as u32, 1, 1),
+            cubes(&logits.client, rows),
             CubeDim::new_1d(UNITS as u32),
             logits.required_address_type(),
             logits.into_linear_view(),

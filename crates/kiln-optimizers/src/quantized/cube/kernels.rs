@@ -16,7 +16,11 @@ use crate::blocks::{CodeBook, Noise};
 use crate::fused::Betas;
 
 /// Units of a cube for the largest blocks.
-pub(super) const MOST_UNITS: u32 = 128;
+pub(super) const MOST_UNITS: usize = 128;
+/// The most tensors of a kernel: those of AdamW.
+pub(super) const TENSORS: usize = 12;
+/// The most bytes of shared memory: the tables of two books of 256 entries, and the largest values of both moments.
+pub(super) const SHARED: usize = 4 * 2 * (2 * 256 + MOST_UNITS);
 
 /// The most cubes: enough for all multiprocessors of large GPUs, and few enough that each reads the tables for several blocks.
 const MOST_CUBES: usize = 4096;

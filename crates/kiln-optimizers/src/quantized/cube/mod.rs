@@ -12,6 +12,7 @@ use burn::backend::{Backend, Cube, DType, backend_extension};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+use kiln_operations::cube::has;
 
 use self::kernels::Launch;
 use super::options::{AdamWRule, MomentumRule};
@@ -24,9 +25,10 @@ pub(super) struct Moment {
     pub(super) scales: FloatTensor<Cube>,
 }
 
-/// Whether a device allows as many units in a cube as the kernels need. The CPU runtime does not, since its units are cores.
+/// Whether a device stores codes, and has what the kernels need. The CPU runtime has few units in a cube, since they are cores.
 pub(super) fn has_kernel(device: &burn_cubecl::CubeDevice) -> bool {
-    device.client().properties().hardware.max_units_per_cube >= kernels::MOST_UNITS
+    has(device, kernels::MOST_UNITS, kernels::TENSORS, kernels::SHARED)
+        && CubeBackend::supports_dtype(device, DType::U8)
 }
 
 /// The tables of code books, one after the other. Each has entries, thresholds, and one number of padding.

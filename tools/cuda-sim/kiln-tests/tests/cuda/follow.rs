@@ -6,7 +6,7 @@ use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Batch, OptimizerConfig, ScheduleConfig, Task};
 
-use crate::sim::{STRICT, with_card};
+use crate::sim::{STRICT, gpu, on_wgpu, with_card};
 use crate::support::{Ids, Net, Settings, Watched, batch, builder, settings};
 use crate::tasks::{Case, Residual, Text};
 
@@ -46,8 +46,10 @@ fn case_follows<C: Case>(case: C, optimizer: OptimizerConfig, precision: Precisi
         device.seed(SEED);
         let net = case.model(&device);
         let settings = settings_of(optimizer, precision);
-        let [cuda, flex] = [Device::cuda(0), Device::flex()]
+        let [cuda, flex] = [gpu(), Device::flex()]
             .map(|device| losses((case.clone(), &net, &device), |step| case.batch(step % 4), &settings));
+        // wgpu has no TF32.
+        let tolerance = if on_wgpu() && precision == Precision::F32 { 1e-3 } else { tolerance };
         assert_follows(&cuda, &flex, tolerance);
     });
 }
@@ -75,7 +77,7 @@ pub(crate) fn perceptron(devices: [Device; 2]) -> [Vec<f64>; 2] {
 #[test]
 fn a_perceptron_with_batch_norm() {
     with_card(&STRICT, |_| {
-        let [cuda, flex] = perceptron([Device::cuda(0), Device::flex()]);
+        let [cuda, flex] = perceptron([gpu(), Device::flex()]);
         assert_follows(&cuda, &flex, 1e-3);
     });
 }

@@ -7,9 +7,14 @@ use kiln_data::{ImageBatch, Normalize};
 use kiln_recovery::{Failure, Kind, Probe};
 
 use crate::run::device;
-use crate::sim::{Card, Refuse, with_card};
+use crate::sim::{Card, Count, Refuse, on_wgpu, with_card};
 
 const SIDE: usize = 1 << 10;
+
+/// Whether a page was refused. On CUDA, CubeCL frees memory and asks once more, which is refused too.
+fn was_refused(count: Count) -> bool {
+    if on_wgpu() { count.refused > 0 } else { count.refused == 2 }
+}
 
 /// A tensor of 4 MiB whose page was refused.
 fn lost(card: &Card, device: &Device) -> Tensor<2> {
@@ -23,7 +28,7 @@ fn lost(card: &Card, device: &Device) -> Tensor<2> {
             tensor
         })
     });
-    assert_eq!(count.refused, 2);
+    assert!(was_refused(count));
     tensor
 }
 
@@ -50,7 +55,9 @@ fn what_was_never_written_is_known_by_every_way_of_asking() {
         ];
         for (way, failure) in ways.into_iter().enumerate() {
             let failure = failure.unwrap_or_else(|| panic!("way {way} finds nothing"));
-            assert_eq!((failure.kind(), failure.bytes()), (Kind::OutOfMemory, Some(4 << 20)), "way {way}: {failure}");
+            // wgpu's errors do not say how much was asked for.
+            let bytes = Some(4 << 20).filter(|_| !on_wgpu());
+            assert_eq!((failure.kind(), failure.bytes()), (Kind::OutOfMemory, bytes), "way {way}: {failure}");
         }
         // The device still works.
         let fresh = Tensor::<1>::ones([4], &device) + 1.0;
@@ -72,7 +79,7 @@ fn a_batch_that_could_not_be_copied_ahead_is_copied_when_it_is_needed() {
 
         let (late, count) = card
             .refusing(Refuse::Pages(&[1]), || device.memory_persistent_allocations((), |()| batch().upload(&device)));
-        assert_eq!((count.refused, late.pixels.is_uploaded()), (2, false));
+        assert!(was_refused(count) && !late.pixels.is_uploaded());
         let plain = Normalize { mean: vec![0.0], std: vec![1.0] };
         let [first, late] = [first, late].map(|batch| {
             let (images, _) = batch.to_device(&plain, &device);

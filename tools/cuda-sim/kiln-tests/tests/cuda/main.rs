@@ -1,4 +1,4 @@
-//! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed.
+//! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed. With `KILN_TEST_GPU=wgpu`, tests run on wgpu.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 #![allow(clippy::print_stdout, reason = "figures are shown on demand")]
 
@@ -23,3 +23,4 @@ mod streamed;
 mod support;
 mod tasks;
 mod waits;
+mod wgpu;

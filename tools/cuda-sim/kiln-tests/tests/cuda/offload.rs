@@ -12,7 +12,7 @@ use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Offload, P
 use kiln_training::{OptimizerConfig, StepReport};
 
 use crate::run::{in_use, with_own_pages};
-use crate::sim::{Card, with_card, with_cards};
+use crate::sim::{Card, gpu, with_card, with_cards};
 use crate::support::{Snapshot, Watched, builder, settings};
 use crate::tasks::{Case, Text};
 
@@ -43,7 +43,7 @@ fn pass(device: &Device, offload: bool, uses_again: bool) -> (Vec<f32>, u64) {
 #[test]
 fn an_offloaded_input_is_not_on_the_card_and_keeps_its_values() {
     with_card(&[], |_| {
-        let device = Device::cuda(0).autodiff();
+        let device = gpu().autodiff();
         for uses_again in [false, true] {
             let [(kept, live), (offloaded, rest)] = [false, true].map(|offload| pass(&device, offload, uses_again));
             println!("{live} bytes live, {rest} offloaded");
@@ -71,9 +71,9 @@ fn trainer(offloaded: bool) -> Run {
         true => optimizer.offloaded_groups(model),
         false => optimizer.groups(model),
     });
-    let mut trainer = Watched::build_on(builder, &Device::cuda(0).autodiff(), &gpt().batch(0));
+    let mut trainer = Watched::build_on(builder, &gpu().autodiff(), &gpt().batch(0));
     let sizes = MicroBatchSearch::new(MicroBatchSearchConfig::new(4).with_success_interval(CALM)).unwrap();
-    let recovery = Recovery::new(Device::cuda(0), sizes, Ladder::new().with(Offload));
+    let recovery = Recovery::new(gpu(), sizes, Ladder::new().with(Offload));
     trainer.set_recovery(Some(recovery.with_patience(Patience::new(Duration::ZERO))));
     Rc::new(RefCell::new(trainer))
 }
@@ -112,7 +112,7 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         let _ = step(&pressed, 0)();
         assert_eq!(in_use(), all);
         card.arm("alloc:1x2:OUT_OF_MEMORY");
-        let report = with_own_pages(&Device::cuda(0), step(&pressed, 1));
+        let report = with_own_pages(&gpu(), step(&pressed, 1));
         card.disarm();
         assert_eq!(report.failures, 1);
         assert_halved(in_use());
@@ -141,7 +141,7 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         let (far, usual) = (returned.distance(&plain), offloaded.distance(&plain));
         println!("back on the card: {far:.1e} apart, always offloaded: {usual:.1e}");
         assert!(usual < 10.0 * roundings, "{usual:e}");
-        assert!(far < 2.0 * usual || name != "SM=75" && far < roundings, "{far:e}, {usual:e}");
+        assert!(far <= 2.0 * usual || name != "SM=75" && far < roundings, "{far:e}, {usual:e}");
     });
 }
 
@@ -150,7 +150,7 @@ fn pressed(card: &Card) -> Run {
     let trainer = trainer(false);
     let _ = step(&trainer, 0)();
     card.arm("alloc:1x2:OUT_OF_MEMORY");
-    let report = with_own_pages(&Device::cuda(0), step(&trainer, 1));
+    let report = with_own_pages(&gpu(), step(&trainer, 1));
     card.disarm();
     assert_eq!(report.failures, 1);
     trainer
@@ -177,7 +177,7 @@ fn optimizer_state_that_finds_no_room_on_the_card_stays_on_the_host() {
         }
         assert_eq!(in_use(), on_host);
         card.arm("alloc:1x2:OUT_OF_MEMORY");
-        let report = with_own_pages(&Device::cuda(0), step(&short, back));
+        let report = with_own_pages(&gpu(), step(&short, back));
         card.disarm();
         assert!(report.failures >= 1, "nothing failed");
         assert_eq!(in_use(), on_host, "the state is on the host");

@@ -8,7 +8,7 @@ use kiln_optimizers::{
     Sgd8bitState, update_together,
 };
 
-use crate::sim::{Card, STRICT, with_card, with_cards};
+use crate::sim::{Card, STRICT, gpu, on_wgpu, with_card, with_cards};
 
 const STEPS: u64 = 4;
 
@@ -114,7 +114,7 @@ fn assert_same<O: Optimizer, const D: usize>(
 ) where
     O::State<D>: Moments,
 {
-    let got = run(optimizer, shape, dtype, gradients, &Device::cuda(0));
+    let got = run(optimizer, shape, dtype, gradients, &gpu());
     let expected = run(optimizer, shape, dtype, gradients, &Device::flex());
     for ((name, got), (_, expected)) in got.iter().zip(&expected) {
         let (left, right) = (got.as_bytes(), expected.as_bytes());
@@ -164,6 +164,9 @@ fn momentum(nesterov: bool) -> SgdConfig {
 fn on_cards(test: impl Fn(&Card)) {
     with_cards(&[("PTXAS", "find"), STRICT[0], STRICT[1], STRICT[2]], &["SM=75", "SM=90", "SM=100"], |card, name| {
         test(card);
+        if on_wgpu() {
+            return;
+        }
         assert_eq!(card.count("modules_refused"), 0);
         let largest = card.assembled().into_iter().max();
         println!("{name}: registers of the largest kernel and bytes that it spills: {largest:?}");
@@ -256,7 +259,7 @@ fn together<O: Optimizer>(optimizer: &O, factor: f64, device: &Device) -> Vec<Ve
 fn many_parameters_at_once() {
     fn assert_same<O: Optimizer>(what: &str, optimizer: &O) {
         for factor in [1.0, 0.37] {
-            let got = together(optimizer, factor, &Device::cuda(0));
+            let got = together(optimizer, factor, &gpu());
             let expected = together(optimizer, factor, &Device::flex());
             for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 let (step, parameter) = (index / shapes().len(), index % shapes().len());
@@ -276,7 +279,7 @@ fn many_parameters_at_once() {
         assert_same("SGD with momentum", &FusedSgd::from(momentum(false).with_weight_decay(decay.clone())));
         assert_same("SGD with Nesterov's momentum", &FusedSgd::from(momentum(true).with_weight_decay(decay)));
         // Settings that are not equal to themselves.
-        let ones = Tensor::<1>::ones([5], &Device::cuda(0));
+        let ones = Tensor::<1>::ones([5], &gpu());
         let adamw = FusedAdamW::from(config());
         let updated = update_together(1.0, || adamw.step(f64::NAN, ones.clone(), ones.clone(), None));
         assert!(updated.result.0.to_data().iter::<f32>().all(f32::is_nan));
@@ -287,7 +290,7 @@ fn many_parameters_at_once() {
 #[test]
 fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
     with_card(&STRICT, |_| {
-        let device = Device::cuda(0);
+        let device = gpu();
         let optimizer = AdamW8bit::new(&config()).unwrap();
         let parameter = tensor([5000], numbers(5000, 7), DType::F32, &device);
         let (held, before) = (parameter.clone(), parameter.to_data());
@@ -310,7 +313,7 @@ fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
 fn a_step_is_one_kernel_and_takes_no_memory_for_values() {
     with_card(&STRICT, |card| {
         const COUNT: u64 = 1 << 20;
-        let device = Device::cuda(0);
+        let device = gpu();
         let optimizer = AdamW8bit::new(&config()).unwrap();
         let (mut parameter, mut state) = (Tensor::<1>::zeros([COUNT as usize], (&device, DType::F32)), None);
         // CubeCL asks the driver for each tensor.

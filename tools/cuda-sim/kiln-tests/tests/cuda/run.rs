@@ -15,7 +15,7 @@ use kiln_recovery::{
 use kiln_training::{Batch, Checkpoints, Error, OptimizerConfig, RunState, ScheduleConfig, StepReport};
 use tempfile::TempDir;
 
-use crate::sim::{Card, Count, Refuse};
+use crate::sim::{Card, Count, Refuse, gpu};
 use crate::support::{Settings, Snapshot, Watched, builder, numbers, settings};
 use crate::tasks::Case;
 
@@ -23,7 +23,7 @@ use crate::tasks::Case;
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn device() -> Device {
-    Device::cuda(0).autodiff()
+    gpu().autodiff()
 }
 
 /// Bytes of live tensors, after the device has finished its work.

@@ -1,4 +1,4 @@
-//! Runs a test in a process of its own, with a GPU that kiln-cuda-sim emulates.
+//! Runs a test in a process of its own, with a GPU that kiln-cuda-sim emulates, or with one that wgpu finds.
 #![allow(unsafe_code, reason = "functions of a library that is found when the test runs")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -8,10 +8,11 @@ use std::process::{Command, ExitStatus};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use burn::tensor::{DType, Device, DeviceKind};
 use libloading::{Library, Symbol};
 
 const ALONE: &str = "KILN_TEST_ALONE";
-/// Set to run tests on the machine's own GPU: those that ask nothing of the emulator pass there.
+/// Set to run tests on the machine's own GPU, through `cuda` or `wgpu`. Tests that ask more of the emulator than refused memory fail there.
 const ON_GPU: &str = "KILN_TEST_GPU";
 /// The emulator's log.
 const LOG: &str = "KILN_SIM_LOG";
@@ -23,6 +24,21 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Numbers in new memory are NaN, so that a kernel that reads what was never written is noticed; accesses that race fail; and the warps of a
 /// block run in a random order.
 pub(crate) const STRICT: [(&str, &str); 3] = [("FILL", "ff"), ("RACES", "1"), ("ORDER", "7")];
+
+/// Whether the tests run on wgpu, as `KILN_TEST_GPU=wgpu` says.
+pub(crate) fn on_wgpu() -> bool {
+    std::env::var(ON_GPU).is_ok_and(|runtime| runtime == "wgpu")
+}
+
+/// The device that is tested.
+pub(crate) fn gpu() -> Device {
+    if on_wgpu() { Device::wgpu(DeviceKind::DefaultDevice) } else { Device::cuda(0) }
+}
+
+/// The dtypes of floats that the device computes with.
+pub(crate) fn dtypes() -> impl Iterator<Item = DType> {
+    [DType::F32, DType::F16, DType::BF16].into_iter().filter(|dtype| gpu().supports_dtype(*dtype))
+}
 
 /// The GPU of this process.
 pub(crate) struct Card {
@@ -91,16 +107,28 @@ fn run_cases(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl
     let thread = std::thread::current();
     let name = thread.name().filter(|name| name.contains("::")).expect("run these tests with --test-threads=2 or more");
     let folder = tempfile::tempdir().unwrap();
-    let emulated = std::env::var_os(ON_GPU).is_none();
-    for link in ["libcuda.so", "libcuda.so.1"].into_iter().filter(|_| emulated) {
+    let links: &[&str] = match std::env::var_os(ON_GPU) {
+        None => &["libcuda.so", "libcuda.so.1"],
+        Some(_) if on_wgpu() => &["libvulkan.so.1"],
+        Some(_) => &[],
+    };
+    for link in links {
         std::os::unix::fs::symlink(driver(), folder.path().join(link)).unwrap();
     }
+    // Settings of an emulated card say nothing to wgpu.
+    let cases = if on_wgpu() { &cases[..1] } else { cases };
     let run = |case: &str| {
         let output = folder.path().join("output");
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(ALONE, case).env("CUDA_PATH", compiler());
-        if emulated {
+        command.env(ALONE, case);
+        if on_wgpu() {
+            // Optimizers load their state onto burn's default device.
+            command.env("KILN_VULKAN", own_vulkan()).env("BURN_DEVICE", "wgpu");
+        } else {
+            command.env("CUDA_PATH", compiler());
+        }
+        if !links.is_empty() {
             command.env("LD_LIBRARY_PATH", folder.path());
         }
         command.env("KILN_SIM_THREADS", "1");
@@ -117,7 +145,8 @@ fn run_cases(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl
         let status = wait(command);
         let output = std::fs::read_to_string(&output).unwrap();
         println!("{output}");
-        let ended = status.is_some_and(|status| status.success()) && output.contains(ENDED);
+        // Mesa's software device crashes now and then when a process ends while threads of CubeCL run.
+        let ended = status.is_some_and(|status| status.success() || on_wgpu()) && output.contains(ENDED);
         (ended, status)
     };
     for case in cases {
@@ -144,8 +173,18 @@ fn wait(mut command: Command) -> Option<ExitStatus> {
 /// The library that cargo built beside this test.
 fn driver() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
-    let found = exe.ancestors().map(|folder| folder.join("libkiln_cuda_sim.so")).find(|path| path.exists());
-    found.expect("no libkiln_cuda_sim.so beside this test: run `cargo build --package kiln-cuda-sim`")
+    let name = if on_wgpu() { "libkiln_vulkan_faults.so" } else { "libkiln_cuda_sim.so" };
+    let found = exe.ancestors().map(|folder| folder.join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("no {name} beside this test: build its package"))
+}
+
+/// The path of the machine's own Vulkan library.
+fn own_vulkan() -> String {
+    // SAFETY: the library's initialisation has no conditions.
+    let _library = unsafe { Library::new("libvulkan.so.1") }.expect("no Vulkan here: run scripts/lavapipe.sh");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    paths.filter(|path| path.contains("libvulkan.so")).map(str::to_owned).next().expect("it is loaded")
 }
 
 /// The folder that holds `nvvm/libdevice/libdevice.10.bc`.
@@ -160,7 +199,7 @@ fn compiler() -> PathBuf {
 
 fn load() -> Library {
     // SAFETY: the library's initialisation only allocates.
-    unsafe { Library::new("libcuda.so.1") }.unwrap()
+    unsafe { Library::new(if on_wgpu() { "libvulkan.so.1" } else { "libcuda.so.1" }) }.unwrap()
 }
 
 impl Card {

@@ -8,13 +8,13 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{add_relu, conv2d, conv2d_batch_norm_relu, group_norm, max_pool2d, residual_end};
 
 use super::Within::{Products, Roundings};
-use super::{DTYPES, assert_same, mixed, module, numbers, values};
-use crate::sim::{STRICT, with_card};
+use super::{assert_same, mixed, module, numbers, values};
+use crate::sim::{STRICT, dtypes, gpu, with_card};
 
 #[test]
 fn images() {
     with_card(&STRICT, |_| {
-        for dtype in DTYPES {
+        for dtype in dtypes() {
             assert_same(("add and ReLU", Roundings), &[[3, 5], [3, 5]], dtype, |x, _| {
                 add_relu(x[0].clone(), x[1].clone()).unwrap()
             });
@@ -29,7 +29,8 @@ fn images() {
 #[test]
 fn group_norms() {
     with_card(&STRICT, |_| {
-        for (dtype, weights) in [(DType::F32, DType::F32), (DType::F16, DType::F32), (DType::BF16, DType::BF16)] {
+        for dtype in dtypes() {
+            let weights = if dtype == DType::BF16 { dtype } else { DType::F32 };
             for (shape, groups) in [([2, 6, 3, 5], 2), ([3, 300, 2, 1], 300), ([1, 4, 40, 41], 1)] {
                 let run = |device: Device| {
                     let device = device.autodiff();
@@ -46,7 +47,7 @@ fn group_norms() {
                     let of_x = values(x.grad(&gradients).unwrap());
                     [values(y), of_x, values(of_parameter(norm.gamma)), values(of_parameter(norm.beta))]
                 };
-                for (part, (got, expected)) in run(Device::cuda(0)).iter().zip(&run(Device::flex())).enumerate() {
+                for (part, (got, expected)) in run(gpu()).iter().zip(&run(Device::flex())).enumerate() {
                     let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
                     for (got, expected) in got.iter().zip(expected) {
                         let close = (got - expected).abs() < Roundings.tolerance(dtype) * largest;
@@ -63,8 +64,8 @@ fn group_norms() {
 fn dropped_values() {
     with_card(&STRICT, |_| {
         const SEED: u64 = 0x1234_5678_9abc_def0;
-        for (shape, dtype) in [([64, 64], DType::F32), ([33, 19], DType::F16), ([1, 1], DType::BF16)] {
-            let device = Device::cuda(0).autodiff();
+        for (shape, dtype) in [[64, 64], [33, 19], [1, 1]].into_iter().zip(dtypes()) {
+            let device = gpu().autodiff();
             let x = Tensor::<2>::ones(shape, (&device, dtype)).require_grad();
             let y = kiln_layers::dropout(x.clone(), 0.25, SEED).unwrap();
             let gradient = values(x.grad(&y.clone().sum().backward()).unwrap());
@@ -91,7 +92,7 @@ fn convolutions() {
             let same = PaddingConfig2d::Explicit(padding, padding, padding, padding);
             Conv2dConfig::new([4, 6], [3, 3]).with_stride([stride, stride]).with_padding(same).with_groups(groups)
         };
-        for dtype in DTYPES {
+        for dtype in dtypes() {
             for (stride, padding, groups) in [(1, 1, 1), (2, 1, 1), (1, 0, 2)] {
                 let own =
                     |device: &Device| module(|device| config(stride, padding, groups).init(device), device, dtype);
