@@ -46,7 +46,7 @@ const CUDA: [Step; 4] = [
 const WGPU: [Step; 1] = [(
     "tests on wgpu",
     "test --manifest-path tools/cuda-sim/Cargo.toml --workspace --test cuda -- layers:: attention:: follow:: lost:: offload:: \
-     optimizers::many steps:: streamed:: wgpu:: --skip in_bf16",
+     optimizers::many predicted::steps_of_a_small steps:: streamed:: wgpu:: --skip in_bf16",
 )];
 /// Where those tests run.
 const ON_WGPU: (&str, &str) = ("KILN_TEST_GPU", "wgpu");

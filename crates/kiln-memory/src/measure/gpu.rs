@@ -20,16 +20,32 @@ impl GpuMemory {
     /// [`of_nvidia`](Self::of_nvidia) does. `None` where neither knows it.
     pub fn at(address: &str) -> Option<Self> {
         let device = Path::new(DEVICES).join(address);
-        Self::of_amd(|file| fs::read_to_string(device.join(file)).ok()).or_else(|| {
-            #[cfg(feature = "nvml")]
-            {
-                let nvml = nvml_wrapper::Nvml::init().ok()?;
-                let memory = nvml.device_by_pci_bus_id(address).ok()?.memory_info().ok()?;
-                Some(Self { total: memory.total, free: memory.free })
-            }
-            #[cfg(not(feature = "nvml"))]
+        let of_amd = Self::of_amd(|file| fs::read_to_string(device.join(file)).ok());
+        #[cfg(feature = "nvml")]
+        return of_amd.or_else(|| Self::of_nvml(|nvml| nvml.device_by_pci_bus_id(address)));
+        #[cfg(not(feature = "nvml"))]
+        of_amd
+    }
+
+    /// Reads the memory of GPU number `index` from NVIDIA's management library, which is loaded at the first call. `None` without the
+    /// feature `nvml`, without NVIDIA's driver, and without such a GPU.
+    pub fn of_nvidia(index: u32) -> Option<Self> {
+        #[cfg(feature = "nvml")]
+        return Self::of_nvml(|nvml| nvml.device_by_index(index));
+        #[cfg(not(feature = "nvml"))]
+        {
+            let _ = index;
             None
-        })
+        }
+    }
+
+    #[cfg(feature = "nvml")]
+    fn of_nvml(
+        find: impl FnOnce(&nvml_wrapper::Nvml) -> Result<nvml_wrapper::Device<'_>, nvml_wrapper::error::NvmlError>,
+    ) -> Option<Self> {
+        let nvml = nvml_wrapper::Nvml::init().ok()?;
+        let memory = find(&nvml).ok()?.memory_info().ok()?;
+        Some(Self { total: memory.total, free: memory.free })
     }
 
     /// From the files of Linux's driver amdgpu, which hold bytes.
@@ -37,22 +53,6 @@ impl GpuMemory {
         let bytes = |file: &str| read(file)?.trim().parse::<u64>().ok();
         let (total, used) = (bytes("mem_info_vram_total")?, bytes("mem_info_vram_used")?);
         Some(Self { total, free: total.saturating_sub(used) })
-    }
-
-    /// Reads the memory of GPU number `index` from NVIDIA's management library, which is loaded at the first call. `None` without the
-    /// feature `nvml`, without NVIDIA's driver, and without such a GPU.
-    pub fn of_nvidia(index: u32) -> Option<Self> {
-        #[cfg(feature = "nvml")]
-        {
-            let nvml = nvml_wrapper::Nvml::init().ok()?;
-            let memory = nvml.device_by_index(index).ok()?.memory_info().ok()?;
-            Some(Self { total: memory.total, free: memory.free })
-        }
-        #[cfg(not(feature = "nvml"))]
-        {
-            let _ = index;
-            None
-        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! The memory that a step may take.
 
 use burn::tensor::Device;
-use kiln_memory::GpuMemory;
 use serde::{Deserialize, Serialize};
 
-use super::host_memory;
+use super::{gpu, host_memory};
 use crate::error::Error;
 
 /// The memory that a step may take: parameters, gradients, optimizer state, activations, and on the CPU the loader's share. A number of bytes
@@ -36,7 +35,7 @@ impl MemoryBudget {
             }
         };
         let free = match device.memory_pool_usage() {
-            Some(_) => on_card(device).map(|memory| memory.free),
+            Some(_) => gpu::memory(device).map(|memory| memory.free),
             None => host_memory::available(),
         };
         let free = free.ok_or_else(|| Error::UnknownMemory { device: format!("{device:?}") })?;
@@ -46,34 +45,6 @@ impl MemoryBudget {
 
 fn invalid(value: &str, expected: &'static str) -> Error {
     Error::InvalidSetting { name: "memory budget", value: value.into(), expected }
-}
-
-/// The memory of the GPU that holds a device's tensors.
-#[cfg(feature = "cube")]
-fn on_card(device: &Device) -> Option<GpuMemory> {
-    let address = device.identity()?.physical?.pci_address?;
-    GpuMemory::at(&address.to_string())
-}
-
-/// The largest buffer that a device makes, if it has a limit.
-#[cfg(feature = "cube")]
-pub(crate) fn largest_buffer(device: &Device) -> Option<u64> {
-    match device.clone().inner().as_dispatch() {
-        burn::backend::DispatchDevice::Cube(device) => Some(device.client().properties().memory.max_page_size),
-        _ => None,
-    }
-}
-
-/// `None`: the crate was built for no GPU.
-#[cfg(not(feature = "cube"))]
-pub(crate) fn largest_buffer(_: &Device) -> Option<u64> {
-    None
-}
-
-/// `None`: the crate was built for no GPU.
-#[cfg(not(feature = "cube"))]
-fn on_card(_: &Device) -> Option<GpuMemory> {
-    None
 }
 
 #[cfg(test)]

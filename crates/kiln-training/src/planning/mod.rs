@@ -4,6 +4,7 @@ mod budget;
 mod by_rows;
 mod cuts;
 mod divide;
+mod gpu;
 mod host_memory;
 mod planner;
 mod recompute;
@@ -14,7 +15,6 @@ mod step_plan;
 mod traffic;
 
 pub use budget::MemoryBudget;
-pub(crate) use budget::largest_buffer;
 pub use planner::Planner;
 pub use recompute::Recompute;
 pub use remedies::{Remedy, StepChange};
@@ -23,6 +23,7 @@ pub use step_plan::{PlannedOptimizer, StepPlan};
 
 pub(crate) use by_rows::Asked;
 pub(crate) use cuts::Cuts;
+pub(crate) use gpu::{largest_buffer, typical};
 pub(crate) use host_memory::group_path;
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};

@@ -15,7 +15,7 @@ use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{
-    Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, largest_buffer,
+    Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, largest_buffer, typical,
 };
 use crate::pressure::PressureAlarm;
 use crate::progress::Progress;
@@ -380,8 +380,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         if !self.memory.prediction {
             return if needed { Err(Error::NoPrediction) } else { Ok(None) };
         }
-        let typical = || if site.on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
-        let profile = self.memory.profile.clone().unwrap_or_else(typical);
+        let profile = self.memory.profile.clone().unwrap_or_else(|| typical(&site.device));
         let profile = BackendProfile { largest_buffer: largest_buffer(&site.device), ..profile };
         match self.planner(&profile, sample, site.batch) {
             Ok(planner) => Ok(Some(planner)),
