@@ -14,7 +14,7 @@ use super::measure::{mib, short};
 use kiln_cli::gpu::Gpu;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
-    let gpu = context.gpu();
+    let (gpu, on_cuda) = (context.gpu(), context.on_cuda());
     let mut fact = |name: &str, value: Value| {
         context.record.row("Facts", &[("fact", json!(name)), ("value", value)]);
     };
@@ -32,8 +32,9 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         }
         None => fact("card", json!("none that NVIDIA's management library knows")),
     }
-    #[cfg(feature = "cube")]
-    fact("kernels are compiled by", json!(if cfg!(feature = "cuda-cpp") { "NVRTC" } else { "LLVM" }));
+    if on_cuda {
+        fact("kernels are compiled by", json!(if cfg!(feature = "cuda-cpp") { "NVRTC" } else { "LLVM" }));
+    }
     #[cfg(feature = "cube")]
     if let Some(identity) = context.device.identity() {
         fact("burn's name for it", json!(identity.name));

@@ -59,7 +59,7 @@ mod report;
 mod retry;
 mod search;
 
-pub use attempt::{AttemptOutcome, Probe, attempt, forget, reclaim, renewed};
+pub use attempt::{AttemptOutcome, DeviceErrors, Probe, attempt, forget, reclaim, renewed};
 pub use error::Error;
 pub use failure::{Failure, Injector, Kind, classify};
 pub use recovery::{Recovered, Recovery, RecoveryState, Stopped};

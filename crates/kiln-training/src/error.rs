@@ -138,7 +138,9 @@ pub enum Error {
     #[error("no step was recorded in that precision, expected one of the planner's")]
     NoPrecision,
     /// The free memory of a device is not known.
-    #[error("the free memory of {device} is not known, expected a budget in bytes")]
+    #[error(
+        "the free memory of {device} is not known, expected a budget in bytes (NVIDIA's GPUs tell it with the feature nvml)"
+    )]
     UnknownMemory {
         /// The device.
         device: String,

@@ -22,7 +22,7 @@ pub(crate) fn gpu(name: &str) -> Option<(&'static Runtime, usize)> {
     let (word, number) = name.split_once(':').unwrap_or((name, "0"));
     let number = number.parse().ok()?;
     let runtime = match word {
-        "gpu" => runtimes::any(number),
+        "gpu" => runtimes::any(),
         _ => RUNTIMES.iter().find(|runtime| runtime.word == word || runtime.also.contains(&word))?,
     };
     Some((runtime, number))
@@ -110,7 +110,8 @@ fn make_default(kind: &'static str) -> bool {
 #[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 fn set_variable(name: &str, value: impl AsRef<OsStr>) {
     // SAFETY: the commands open their first device before they start any thread: data sets are opened without one, and batches,
-    // tensors and the Ctrl-C handler come later. Replicas, which are threads, find set what the first one has set.
+    // tensors and the Ctrl-C handler come later. A driver that has listed its devices may have threads, which wait for work. Replicas,
+    // which are threads, find set what the first one has set.
     unsafe { std::env::set_var(name, value) };
 }
 

@@ -1,8 +1,9 @@
 //! burn's runtimes for GPUs: the ways in which it computes on them.
 
 use anyhow::{Result, bail};
-use burn::tensor::{Device, DeviceType};
+use burn::tensor::{DType, Device, DeviceType};
 use kiln_memory::BackendProfile;
+use kiln_precision::Precision;
 
 use super::{make_default, set_variable};
 use crate::usage::Usage;
@@ -20,6 +21,10 @@ pub(crate) struct Runtime {
     devices: Option<DeviceType>,
     /// The profile of a usual device.
     start: fn() -> BackendProfile,
+    /// The precision of 16 bits that its devices compute in.
+    pub(crate) half: Precision,
+    /// Whether its devices store integers of 8 bits, as optimizers with 8-bit state do.
+    pub(crate) has_bytes: bool,
 }
 
 /// burn's type of devices in a program with this feature, else `None`.
@@ -45,6 +50,8 @@ pub(super) static RUNTIMES: [Runtime; 5] = [
         burn: "cuda",
         devices: built_with!("cuda", Cuda),
         start: BackendProfile::cuda,
+        half: Precision::BF16,
+        has_bytes: true,
     },
     Runtime {
         word: "rocm",
@@ -53,6 +60,8 @@ pub(super) static RUNTIMES: [Runtime; 5] = [
         burn: "rocm",
         devices: built_with!("rocm", Rocm),
         start: BackendProfile::cuda,
+        half: Precision::BF16,
+        has_bytes: true,
     },
     Runtime {
         word: "metal",
@@ -61,6 +70,8 @@ pub(super) static RUNTIMES: [Runtime; 5] = [
         burn: "metal",
         devices: built_with!("metal", Metal),
         start: BackendProfile::wgpu,
+        half: Precision::BF16,
+        has_bytes: true,
     },
     Runtime {
         word: "vulkan",
@@ -69,6 +80,8 @@ pub(super) static RUNTIMES: [Runtime; 5] = [
         burn: "vulkan",
         devices: built_with!("vulkan", Vulkan),
         start: BackendProfile::wgpu,
+        half: Precision::F16,
+        has_bytes: true,
     },
     // What burn calls webgpu is a browser's.
     Runtime {
@@ -78,6 +91,8 @@ pub(super) static RUNTIMES: [Runtime; 5] = [
         burn: "wgpu",
         devices: built_with!("webgpu", Wgpu),
         start: BackendProfile::wgpu,
+        half: Precision::F16,
+        has_bytes: false,
     },
 ];
 
@@ -95,36 +110,48 @@ impl Runtime {
         self.devices.is_some()
     }
 
-    /// Its devices on this machine. None is opened, and none is there without a driver.
+    /// Its devices on this machine, cards of their own first and those that compute on the processor last. None is opened, and none is
+    /// there without a driver.
     fn list(&self) -> Vec<Device> {
         let Some(devices) = &self.devices else { return vec![] };
         // The first call of CUDA's driver reads where it keeps its own kernels.
         #[cfg(feature = "cube")]
         super::kernels::keep(self.word == "cuda");
-        Device::enumerate(devices.clone()).into_vec()
+        let mut found = Device::enumerate(devices.clone()).into_vec();
+        found.sort_by_key(rank); // stable
+        found
     }
 
     /// burn panics without a driver and for a number that does not exist.
     pub(super) fn open(&self, number: usize) -> Result<Device> {
+        let is_default = make_default(self.burn);
         let mut found = self.list();
         self.check(number, found.len())?;
         // NVRTC, which compiles CUDA C++, has its own libdevice.
         if self.word == "cuda" && !cfg!(feature = "cuda-cpp") {
             crate::libdevice::ensure()?;
         }
-        let device = found.swap_remove(number);
-        if make_default(self.burn)
-            && let Some(kind) = wgpu_kind(&device)
-        {
+        let device = self.opened(found.swap_remove(number), is_default);
+        // Tokens, labels and the seeds of dropout are such integers.
+        if !device.supports_dtype(DType::I64) {
+            let Self { word, .. } = self;
+            bail!("device '{word}:{number}' has no integers of 64 bits, which a step needs: expected another device");
+        }
+        Ok(device)
+    }
+
+    /// The listed device as burn is to open it.
+    fn opened(&self, device: Device, is_default: bool) -> Device {
+        if let (true, Some(kind)) = (is_default, wgpu_kind(&device)) {
             if std::env::var_os(WGPU_DEFAULT).is_none() {
                 set_variable(WGPU_DEFAULT, &kind);
             }
             // By its own kind, the GPU would be another device than burn's default, with memory of its own.
             if std::env::var_os(WGPU_DEFAULT).is_some_and(|default| default == *kind) {
-                return Ok(Device::default());
+                return Device::default();
             }
         }
-        Ok(device)
+        device
     }
 
     /// Refuses a number that none of the `found` devices has.
@@ -144,15 +171,28 @@ impl Runtime {
     }
 }
 
-/// The runtime of `gpu:N`: the first of those in this program that has such a device, else the first of them, else CUDA.
-pub(super) fn any(number: usize) -> &'static Runtime {
+/// The runtime of `gpu:N`, whatever N is: the first in this program with a device that is no processor, else the first with a device, else the
+/// first of them, else CUDA.
+pub(super) fn any() -> &'static Runtime {
     let here: Vec<&Runtime> = RUNTIMES.iter().filter(|runtime| runtime.is_here()).collect();
-    first(number, &here, |runtime| runtime.list().len())
+    first(&here, |runtime| runtime.list().iter().map(rank).min())
 }
 
-fn first(number: usize, here: &[&'static Runtime], count: impl Fn(&Runtime) -> usize) -> &'static Runtime {
-    let found = here.iter().find(|runtime| count(runtime) > number);
-    found.or(here.first()).copied().unwrap_or(&RUNTIMES[0])
+fn first(here: &[&'static Runtime], best: impl Fn(&Runtime) -> Option<usize>) -> &'static Runtime {
+    let found: Vec<Option<usize>> = here.iter().map(|runtime| best(runtime)).collect();
+    let gpu = found.iter().position(|rank| rank.is_some_and(|rank| rank < PROCESSOR));
+    let at = gpu.or(found.iter().position(Option::is_some)).unwrap_or(0);
+    here.get(at).copied().unwrap_or(&RUNTIMES[0])
+}
+
+/// The kinds of wgpu's devices, the preferred ones first. The last one computes on the processor.
+const KINDS: [&str; 5] = ["DiscreteGpu", "IntegratedGpu", "VirtualGpu", "Other", "Cpu"];
+const PROCESSOR: usize = KINDS.len() - 1;
+
+/// The place of a device's kind among [`KINDS`]. Other runtimes have cards alone.
+fn rank(device: &Device) -> usize {
+    let kind = wgpu_kind(device).unwrap_or_default();
+    KINDS.iter().position(|name| kind.starts_with(name)).unwrap_or(0)
 }
 
 /// The kind of a GPU, as wgpu's variable spells it. `None` for a device of another runtime.
@@ -177,13 +217,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpu_is_the_first_runtime_that_has_the_device() {
-        let [_, rocm, _, vulkan, _] = &RUNTIMES;
-        let word = |number, here: &[&'static Runtime]| {
-            first(number, here, |runtime| if runtime.word == "vulkan" { 2 } else { 1 }).word
+    fn gpu_is_the_first_runtime_that_has_one() {
+        let [_, rocm, _, vulkan, webgpu] = &RUNTIMES;
+        let word = |ranks: [Option<usize>; 3]| {
+            let best = |runtime: &Runtime| {
+                ranks[["rocm", "vulkan", "webgpu"].iter().position(|w| *w == runtime.word).unwrap()]
+            };
+            first(&[rocm, vulkan, webgpu], best).word
         };
-        assert_eq!((word(0, &[rocm, vulkan]), word(1, &[rocm, vulkan])), ("rocm", "vulkan"));
-        assert_eq!((word(2, &[rocm, vulkan]), word(0, &[])), ("rocm", "cuda"));
+        assert_eq!(word([Some(0), Some(0), Some(0)]), "rocm");
+        assert_eq!(word([None, Some(PROCESSOR), Some(1)]), "webgpu");
+        assert_eq!(word([None, Some(PROCESSOR), Some(PROCESSOR)]), "vulkan");
+        assert_eq!(word([None; 3]), "rocm");
+        assert_eq!(first(&[], |_| None).word, "cuda");
     }
 
     #[test]

@@ -129,9 +129,9 @@ fn plan<T: Task>(
     let Subject { name, what, optimizer } = subject;
     let batch = arguments.batch_size as usize;
     let limit = arguments.memory.bytes;
-    let profile = match device::gpu(&arguments.device) {
-        Some((runtime, _)) => runtime.profile(),
-        None => crate::profile::of(&Device::flex(), "flex")?,
+    let (profile, half, has_bytes) = match device::gpu(&arguments.device) {
+        Some((runtime, _)) => (runtime.profile(), runtime.half, runtime.has_bytes),
+        None => (crate::profile::of(&Device::flex(), "flex")?, Precision::BF16, true),
     };
     let optimizer = match arguments.optimizer {
         None => optimizer,
@@ -140,7 +140,7 @@ fn plan<T: Task>(
     let stored = arguments.parameters.filter(|stored| *stored != Precision::F32);
     let precisions = match (arguments.precision, stored) {
         // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
-        (None, None) if !arguments.exact => vec![Precision::F32, Precision::BF16],
+        (None, None) if !arguments.exact => vec![Precision::F32, half],
         (None, None) => vec![Precision::F32],
         (Some(precision), _) | (None, Some(precision)) => vec![precision],
     };
@@ -162,7 +162,7 @@ fn plan<T: Task>(
     });
     let builder = builder.with(|settings| settings.memory.exact = arguments.exact);
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
-        (None, Some(small)) if !arguments.exact => {
+        (None, Some(small)) if !arguments.exact && has_bytes => {
             builder.with_allowed_optimizer(small.name(), move |model| small.groups(model))
         }
         _ => builder,

@@ -172,13 +172,15 @@ impl Blocks {
 
 /// Rows of a chunk on CubeCL devices, where products are in the dtype `kept`. As many as a row of `hidden` has values, and in 16 bits half
 /// again as many: the logits of a chunk then have about as many values as the weight, whose gradient each chunk adds to. At least 512, so
-/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits, which with those of padding
-/// fit into `page` bytes, the largest tensor of the device. Chunks are about equal, since a product of few rows takes nearly as long as one of
+/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits; these, with those of padding,
+/// and the gradients of the blocks fit into `page` bytes, the largest tensor of the device. Chunks are about equal, since a product of few rows takes nearly as long as one of
 /// many. A multiple of 128, since on some devices the part of a tensor that a kernel writes must begin at a multiple of 256 bytes.
 pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize, kept: DType, page: u64) -> usize {
     const ALIGNED: usize = 128;
     let of_lines = |classes: usize| 4 * classes.max(1) * ALIGNED;
-    let in_page = page / of_lines(Blocks::of(classes).classes()) as u64;
+    let blocks = Blocks::of(classes);
+    // The gradients of the hidden rows by each block, which are added up, are as large as logits of so many classes.
+    let in_page = page / of_lines(blocks.classes().max(blocks.count * width)) as u64;
     let most = ((512 << 20) / of_lines(classes)).min(usize::try_from(in_page).unwrap_or(usize::MAX));
     let wanted = if kept == DType::F32 { width } else { width + width / 2 };
     let most = wanted.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED;

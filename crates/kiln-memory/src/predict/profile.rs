@@ -94,6 +94,9 @@ pub struct BackendProfile {
 /// The most that a Vulkan driver may ask for the offset of a storage buffer.
 const WGPU_ALIGNMENT: u64 = 256;
 
+/// The largest storage buffer that Vulkan's drivers usually have: its size is a signed number of 32 bits.
+const WGPU_LARGEST: u64 = (1 << 31) - 1;
+
 /// Compiled kernels and queues. What Mesa's software device takes for a first product, rounded up.
 const WGPU_CONTEXT: u64 = 64 << 20;
 
@@ -172,8 +175,9 @@ impl BackendProfile {
 
     /// A GPU through wgpu (Vulkan, Metal, WebGPU), with the speed of an AMD Radeon RX 7600: a data sheet's figures, as in [`cuda`](Self::cuda).
     pub fn wgpu() -> Self {
-        Self { name: "wgpu".into(), alignment: WGPU_ALIGNMENT, fixed_bytes: WGPU_CONTEXT, ..Self::cuda() }
-            .with_gpu(&RX_7600)
+        let largest_buffer = Some(WGPU_LARGEST);
+        let (alignment, fixed_bytes) = (WGPU_ALIGNMENT, WGPU_CONTEXT);
+        Self { name: "wgpu".into(), alignment, largest_buffer, fixed_bytes, ..Self::cuda() }.with_gpu(&RX_7600)
     }
 
     /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. This is for a device whose tensors lie in

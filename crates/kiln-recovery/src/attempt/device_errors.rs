@@ -10,77 +10,108 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use burn::tensor::{Device, ExecutionError};
 
+use crate::failure::Failure;
+
 /// How CubeCL's handler begins its message.
 const HEAD: &str = "wgpu error: ";
+/// The last errors that are kept.
+const KEPT: usize = 16;
 
-/// The errors of this process so far: how many, and the last of them.
-static SEEN: Mutex<(u64, String)> = Mutex::new((0, String::new()));
+/// How many errors this process has had, and the last of them.
+static SEEN: Mutex<(usize, Vec<String>)> = Mutex::new((0, Vec::new()));
 
-/// The errors since it was made.
-pub(super) struct DeviceErrors {
-    before: u64,
+/// The errors of wgpu since it was made, of all devices of the process. [`attempt`](crate::attempt()) looks for them by itself; work that is
+/// undone in another way does so with this.
+///
+/// The first one on a device of wgpu adds a panic hook in front of the program's; a program that sets its own later must do so before. On
+/// devices of other kinds, which report each error where it is read, it does nothing.
+#[derive(Debug)]
+#[must_use = "call `none` when the work is done"]
+pub struct DeviceErrors {
+    /// Those of wgpu.
+    devices: Vec<Device>,
+    before: usize,
 }
 
 impl DeviceErrors {
-    /// `None` for a device of another kind, which reports each error where it is read.
-    pub(super) fn of(device: &Device) -> Option<Self> {
+    /// Begins to look, for work on these devices.
+    pub fn on<'a>(devices: impl IntoIterator<Item = &'a Device>) -> Self {
         static HOOK: Once = Once::new();
-        if !format!("{device:?}").contains("Wgpu") {
-            return None;
+        let of_wgpu = |device: &&Device| format!("{device:?}").contains("Wgpu");
+        let devices: Vec<Device> = devices.into_iter().filter(of_wgpu).cloned().collect();
+        if !devices.is_empty() {
+            HOOK.call_once(|| {
+                let others = std::panic::take_hook();
+                std::panic::set_hook(Box::new(move |panic| {
+                    note(panic.payload());
+                    others(panic);
+                }));
+            });
         }
-        HOOK.call_once(|| {
-            let others = std::panic::take_hook();
-            std::panic::set_hook(Box::new(move |panic| {
-                note(panic.payload());
-                others(panic);
-            }));
-        });
-        Some(Self { before: seen(|seen| seen.0) })
+        Self { devices, before: seen(|(count, _)| *count) }
     }
 
-    /// Waits for the device.
+    /// Waits for the devices of wgpu, and checks that there was no error.
     ///
     /// # Errors
-    /// The last error, of any wgpu device of the process, and the loss of the device.
-    pub(super) fn none(self, device: &Device) -> Result<(), ExecutionError> {
-        device.sync()?;
-        seen(
-            |(count, last)| {
-                if *count == self.before { Ok(()) } else { Err(ExecutionError::with_context(last.clone())) }
-            },
-        )
+    /// The first error that is one of memory, else the first one, and the loss of a device.
+    pub fn none(self) -> Result<(), ExecutionError> {
+        if self.devices.is_empty() {
+            return Ok(());
+        }
+        self.devices.iter().try_for_each(Device::sync)?;
+        seen(|(count, last)| {
+            let new = &last[last.len() - (*count - self.before).min(last.len())..];
+            let errors = || new.iter().map(|text| ExecutionError::with_context(text.clone()));
+            let of_memory = errors().find(|error| Failure::from_device(error).is_some());
+            of_memory.or_else(|| errors().next()).map_or(Ok(()), Err)
+        })
     }
 }
 
-fn seen<T>(read: impl FnOnce(&mut (u64, String)) -> T) -> T {
+fn seen<T>(read: impl FnOnce(&mut (usize, Vec<String>)) -> T) -> T {
     read(&mut SEEN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Counts a panic, if it is one of CubeCL's handler.
+/// Keeps a panic's message, if it is one of CubeCL's handler.
 fn note(payload: &dyn Any) {
     let text = payload.downcast_ref::<String>().filter(|text| text.starts_with(HEAD));
     if let Some(text) = text {
-        seen(|seen| *seen = (seen.0 + 1, text.clone()));
+        seen(|(count, last)| {
+            *count += 1;
+            if last.len() == KEPT {
+                last.remove(0);
+            }
+            last.push(text.clone());
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::{Failure, Kind};
+    use crate::failure::Kind;
 
     #[test]
-    fn an_error_of_the_handler_is_counted_and_other_panics_are_not() {
-        let device = Device::flex();
-        assert!(DeviceErrors::of(&device).is_none());
-        let errors = || DeviceErrors { before: seen(|seen| seen.0) };
+    fn an_error_of_the_handler_is_kept_and_other_panics_are_not() {
+        assert!(DeviceErrors::on([&Device::flex()]).none().is_ok());
+        // As on a device of wgpu, whatever this one is.
+        let errors = || DeviceErrors { devices: vec![Device::flex()], before: seen(|(count, _)| *count) };
         let fails = errors();
         note(&"wgpu error: of another type");
         note(&String::from("index out of bounds"));
-        assert_eq!(errors().none(&device).map_err(|error| error.to_string()), Ok(()));
+        assert!(errors().none().is_ok());
+        note(&String::from("wgpu error: Validation Error"));
+        let later = errors();
         note(&String::from("wgpu error: Out of Memory"));
-        let error = fails.none(&device).unwrap_err();
-        assert_eq!(Failure::from_device(&error).map(|failure| failure.kind()), Some(Kind::OutOfMemory));
-        assert_eq!(errors().none(&device).map_err(|error| error.to_string()), Ok(()));
+        note(&String::from("wgpu error: Validation Error"));
+        for errors in [fails, later] {
+            let error = errors.none().unwrap_err();
+            assert_eq!(Failure::from_device(&error).map(|failure| failure.kind()), Some(Kind::OutOfMemory));
+        }
+        assert!(errors().none().is_ok());
+        let many = errors();
+        (0..2 * KEPT).for_each(|_| note(&String::from("wgpu error: Validation Error")));
+        assert!(Failure::from_device(&many.none().unwrap_err()).is_none());
     }
 }

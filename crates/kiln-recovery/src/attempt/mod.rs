@@ -11,8 +11,7 @@ use burn::tensor::{Device, ExecutionError, Tensor};
 
 use crate::failure::{Failure, classify};
 
-use device_errors::DeviceErrors;
-
+pub use device_errors::DeviceErrors;
 pub use probe::Probe;
 
 /// The outcome of an attempt.
@@ -32,7 +31,8 @@ pub enum AttemptOutcome<T, E> {
 /// 1. Pending operations are submitted to the device, so that they cannot be fused with operations that may fail. Nothing waits for
 ///    them.
 /// 2. `work` runs. It must change nothing outside itself.
-/// 3. `check` adds to the probe the tensors that must have been written. An unwritten tensor that is not added is not noticed.
+/// 3. `check` adds to the probe the tensors that must have been written. An unwritten tensor that is not added is not noticed. On wgpu the
+///    device then ends its work, and [errors that no tensor tells of](DeviceErrors) count too.
 /// 4. If memory ran out, known from an error, a panic or the probe, everything that the attempt held is dropped. Then
 ///    unused device memory is [freed](reclaim).
 ///
@@ -64,6 +64,8 @@ pub fn reclaim(device: &Device) {
     let _ = catch_unwind(AssertUnwindSafe(|| {
         let _ = device.sync();
         device.memory_cleanup();
+        // wgpu gives memory back when it looks after its device the next time.
+        let _ = device.sync();
     }));
 }
 
@@ -81,14 +83,14 @@ where
         if let Err(error) = device.flush() {
             return AttemptOutcome::device(error);
         }
-        let errors = DeviceErrors::of(device);
+        let errors = DeviceErrors::on([device]);
         let value = match work() {
             Ok(value) => value,
             Err(error) => return AttemptOutcome::of(error),
         };
         let mut probe = Probe::new();
         check(&value, &mut probe);
-        match probe.finish().and_then(|()| errors.map_or(Ok(()), |errors| errors.none(device))) {
+        match probe.finish().and_then(|()| errors.none()) {
             Ok(()) => AttemptOutcome::Done(value),
             Err(error) => {
                 drop(value);

@@ -407,8 +407,11 @@ fn fastest(
             found = Some(candidate);
         }
         // The next budget corrects the error of the solver's model of the peak.
-        let corrected =
-            if fits { budget + (allowed - peak.min(allowed)) / 2 } else { budget.saturating_sub(peak - allowed) };
+        let corrected = if fits {
+            budget + (allowed - peak.min(allowed)) / 2
+        } else {
+            budget.saturating_sub(peak.saturating_sub(allowed))
+        };
         if corrected == budget || (fits && !faster) {
             break;
         }

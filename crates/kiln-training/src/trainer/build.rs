@@ -381,7 +381,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             return if needed { Err(Error::NoPrediction) } else { Ok(None) };
         }
         let profile = self.memory.profile.clone().unwrap_or_else(|| typical(&site.device));
-        let profile = BackendProfile { largest_buffer: largest_buffer(&site.device), ..profile };
+        let profile =
+            BackendProfile { largest_buffer: largest_buffer(&site.device).or(profile.largest_buffer), ..profile };
         match self.planner(&profile, sample, site.batch) {
             Ok(planner) => Ok(Some(planner)),
             Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {

@@ -7,7 +7,9 @@ use kiln_accumulation::{RunningStatistics, RunningSums, Weight, scale_of_rows};
 use kiln_checkpointing::Streamed;
 use kiln_memory::Growth;
 use kiln_precision::ScaledGradients;
-use kiln_recovery::{AttemptOutcome, Attempts, ExhaustionReport, MemoryHolder, Setting, attempt, reclaim};
+use kiln_recovery::{
+    AttemptOutcome, Attempts, DeviceErrors, ExhaustionReport, MemoryHolder, Setting, attempt, reclaim,
+};
 
 use super::trainer::Trainer;
 use crate::batch::Batch;
@@ -110,6 +112,8 @@ impl<T: Task> Trainer<T> {
             Ok(())
         }))?;
 
+        let others = self.staged.iter().flat_map(|staged| staged.division.other_devices());
+        let errors = DeviceErrors::on(others.chain([&self.run.settings.device]));
         let mut undo = Undo::new(&self.run.model);
         let (leaves, statistics) = undo.parts();
         let mut share = share(batch, whole, first_micro_batch);
@@ -127,12 +131,16 @@ impl<T: Task> Trainer<T> {
         };
         let Computed { gradients, loss, scale, micro_batches, named } = group.sum(leaves, own, statistics)?;
         let step = self.run.state.next_step();
-        let norm = group.caught(|| match streamed {
-            Some(streamed) => probe_stored(streamed, leaves, gradients, scale, loss, step),
-            None => {
-                let probed = ScaledGradients::new(gradients, scale)?.probe_with(leaves, vec![loss]);
-                probed.map_err(|e| Error::at(step, e))
-            }
+        let norm = group.caught(|| {
+            let probed = match streamed {
+                Some(streamed) => probe_stored(streamed, leaves, gradients, scale, loss, step)?,
+                None => {
+                    let probed = ScaledGradients::new(gradients, scale)?.probe_with(leaves, vec![loss]);
+                    probed.map_err(|e| Error::at(step, e))?
+                }
+            };
+            errors.none()?;
+            Ok(probed)
         });
         let (probed, read) = group.all(norm)?;
         let peak = group.check_written(|probe| probe_attempt(statistics, &named, probe), self.watch.peak_bytes())?;

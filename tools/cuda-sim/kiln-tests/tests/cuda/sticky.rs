@@ -10,8 +10,8 @@ use crate::support::{Ids, Net, Watched, batch, builder, settings};
 /// Operations of the driver that a step uses.
 const OPERATIONS: [&str; 8] = ["launch", "h2d", "d2h", "sync", "event", "record", "event-sync", "alloc"];
 
-/// `faults` lose the card in the step after the first one.
-pub(crate) fn lost(card: &Card, faults: &str) {
+/// `faults` lose the card in a step after the first one. Returns how many there were.
+pub(crate) fn lost(card: &Card, faults: &str) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
     let net = Net::new(&[12, 16, 16], true, 0.0);
@@ -39,7 +39,7 @@ pub(crate) fn lost(card: &Card, faults: &str) {
     println!("{faults}: {injected} faults, {ended:?}");
     if injected == 0 {
         assert!(ended.is_none());
-        return;
+        return 0;
     }
     let ended = ended.expect("the card is lost, and three steps succeed");
     assert!(matches!(ended, Error::Lost(_) | Error::Device { .. }), "{ended:?}");
@@ -52,14 +52,19 @@ pub(crate) fn lost(card: &Card, faults: &str) {
         Ok(path) => panic!("{path:?} was saved of a lost card, at step {}", state.step),
     }
     assert_eq!(checkpoints.newest().unwrap(), Some(saved));
+    injected
 }
 
 #[test]
 fn an_illegal_address() {
-    with_cards(&[], &OPERATIONS, |card, operation| lost(card, &format!("{operation}:3:700")));
+    with_cards(&[], &OPERATIONS, |card, operation| {
+        lost(card, &format!("{operation}:3:700"));
+    });
 }
 
 #[test]
 fn a_failed_launch() {
-    with_cards(&[], &OPERATIONS, |card, operation| lost(card, &format!("{operation}:3:719")));
+    with_cards(&[], &OPERATIONS, |card, operation| {
+        lost(card, &format!("{operation}:3:719"));
+    });
 }
