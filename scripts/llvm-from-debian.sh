@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Puts Debian's LLVM 22 where burn's CUDA backend looks for its own LLVM.
+# Puts Debian's LLVM 22 where burn's CUDA and ROCm backends look for their own LLVM.
 #
-# burn's `cuda` feature compiles kernels with LLVM, and the build script of its dependency `tracel-llvm-bundler`
+# burn's features `cuda` and `rocm` compile kernels with LLVM, and the build script of its dependency `tracel-llvm-bundler`
 # downloads a ready-made LLVM from GitHub. Where GitHub is out of reach, the build fails. It also succeeds with Debian's
 # packages in the bundle's place: this script installs them and makes the folder that the build script
 # accepts. Run it once before `cargo build --features cuda`; to run it again changes nothing.
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 
 die() { echo "llvm-from-debian: $*" >&2; exit 1; }
 
-packages=(llvm-22-dev libpolly-22-dev zlib1g-dev libzstd-dev libxml2-dev libz3-dev)
+packages=(llvm-22-dev liblld-22-dev libpolly-22-dev zlib1g-dev libzstd-dev libxml2-dev libz3-dev)
 config=/usr/lib/llvm-22/bin/llvm-config
 # The bundle's version stands in the bundler's version: 23.1.0-4 in tracel-llvm-bundler 23.1.0-4.
 version=$(awk '/^name = "tracel-llvm-bundler"$/ { getline; gsub(/version = |"/, ""); print; exit }' Cargo.lock)
@@ -36,12 +36,13 @@ if [ -e "$folder/.tracel-llvm-installed" ] && [ ! -e "$folder/.from-debian" ]; t
 fi
 [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || die "this is $(uname -s)-$(uname -m), expected Linux-x86_64"
 
-if [ -e "$folder/.from-debian" ] && "$config" --version >/dev/null 2>&1; then
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | grep -cx installed)" -eq ${#packages[@]} ]; }
+
+if [ -e "$folder/.from-debian" ] && "$config" --version >/dev/null 2>&1 && installed; then
   echo "$folder" # to touch it again would make cargo compile the backend again
   exit 0
 fi
 
-installed() { [ "$(dpkg-query -W -f '${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | grep -cx installed)" -eq ${#packages[@]} ]; }
 available() { apt-cache policy llvm-22-dev 2>/dev/null | awk '/Candidate:/ && $2 != "(none)" { found = 1 } END { exit !found }'; }
 
 command -v apt-get >/dev/null || die "no apt-get here: this script is for Debian and its kin"
