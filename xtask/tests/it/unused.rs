@@ -10,10 +10,11 @@ use super::edges::all_packages;
 use super::tokens::{code, files};
 
 /// Dependencies whose names stand in no source, with the reason.
-const UNNAMED: [(&str, &str, &str); 3] = [
+const UNNAMED: [(&str, &str, &str); 4] = [
     ("browser", "serde", "a file of kiln-memory's tests that is part of its test needs it"),
     ("kiln-tests", "burn-pack", "a file of kiln-training's tests that is part of its test needs it"),
     ("kiln-tests", "kiln-cuda-sim", "its tests load the library that cargo builds of it"),
+    ("kiln-tests", "kiln-vulkan-faults", "its tests load the library that cargo builds of it"),
 ];
 
 /// The words of all sources of a package: those that are compiled for others, and those of tests and examples too.

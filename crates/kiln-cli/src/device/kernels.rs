@@ -6,7 +6,7 @@ use std::sync::Once;
 use burn::cubecl::config::cache::CacheConfig;
 use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
-use super::set_variable;
+use super::environment::set_variable;
 
 /// The bytes of compiled kernels that CUDA's driver may keep: its maximum.
 const DRIVER_KEEPS: &str = "4294967296";

@@ -1,18 +1,18 @@
 //! burn's devices by name: `flex` is the CPU, and `vulkan:1` the second GPU that Vulkan lists.
 
+mod environment;
 #[cfg(feature = "cube")]
 mod kernels;
 mod runtimes;
 
 use std::convert::Infallible;
-use std::ffi::OsStr;
-use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 
 use crate::usage::Usage;
 use crate::values::alternatives;
+use environment::make_default;
 use runtimes::RUNTIMES;
 
 pub(crate) use runtimes::Runtime;
@@ -94,25 +94,6 @@ pub fn open(name: &str) -> Result<Device> {
         Some((runtime, number)) if runtime.is_here() => runtime.open(number),
         _ => bail!(Usage(format!("unknown device '{name}', expected {}", accepted()))),
     }
-}
-
-/// Makes devices of this kind burn's default, if the process has opened none before. Returns whether they are.
-fn make_default(kind: &'static str) -> bool {
-    static DEFAULT: OnceLock<&str> = OnceLock::new();
-    let default = DEFAULT.get_or_init(|| {
-        set_variable("BURN_DEVICE", kind);
-        kind
-    });
-    *default == kind
-}
-
-/// Sets a variable of the environment that burn or a driver reads.
-#[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
-fn set_variable(name: &str, value: impl AsRef<OsStr>) {
-    // SAFETY: the commands open their first device before they start any thread: data sets are opened without one, and batches,
-    // tensors and the Ctrl-C handler come later. A driver that has listed its devices may have threads, which wait for work. Replicas,
-    // which are threads, find set what the first one has set.
-    unsafe { std::env::set_var(name, value) };
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, DeviceType};
 use kiln_memory::BackendProfile;
 use kiln_precision::Precision;
 
-use super::{make_default, set_variable};
+use super::environment::{make_default, set_variable};
 use crate::usage::Usage;
 
 /// A runtime. Its devices are called `WORD:N`.
