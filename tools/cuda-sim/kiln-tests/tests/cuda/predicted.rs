@@ -100,6 +100,9 @@ fn measured<C: Case + Sync>(card: &Card, case: &C, samples: usize, optimizer: Op
 /// Small enough for a device that computes on the processor. Its pages are large for its tensors.
 #[test]
 fn steps_of_a_small_gpt() {
+    if !on_wgpu() {
+        return;
+    }
     with_cards_alone(&[], &["plain"], |card, technique| {
         let config = GptConfig { vocab: 512, context: 128, layers: 2, heads: 4, width: 128, dropout: 0.0, lean: true };
         measured(card, &Text { samples: 8, config }, 8, OptimizerConfig::adamw(), technique);
