@@ -12,7 +12,7 @@ use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Offload, P
 use kiln_training::{OptimizerConfig, StepReport};
 
 use crate::run::{in_use, with_own_pages};
-use crate::sim::{Card, gpu, with_card, with_cards};
+use crate::sim::{Card, gpu, on_wgpu, with_card, with_cards};
 use crate::support::{Snapshot, Watched, builder, settings};
 use crate::tasks::{Case, Text};
 
@@ -141,7 +141,11 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         let (far, usual) = (returned.distance(&plain), offloaded.distance(&plain));
         println!("back on the card: {far:.1e} apart, always offloaded: {usual:.1e}");
         assert!(usual < 10.0 * roundings, "{usual:e}");
-        assert!(far <= 2.0 * usual || name != "SM=75" && far < roundings, "{far:e}, {usual:e}");
+        // wgpu gives the same bits.
+        assert!(
+            far < 2.0 * usual || on_wgpu() && far == 0.0 || name != "SM=75" && far < roundings,
+            "{far:e}, {usual:e}"
+        );
     });
 }
 
