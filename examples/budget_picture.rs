@@ -36,9 +36,10 @@ pub(crate) fn draw() -> Result<String, Box<dyn Error>> {
     Ok(picture(&drawn))
 }
 
-/// The picture of a step on one text whose blocks are all streamed.
+/// The picture of a step on one text whose blocks are all streamed, on a processor of two cores with AVX-512 and 1 MiB of cache each.
 pub(crate) fn draw_streamed() -> Result<String, Box<dyn Error>> {
-    let planner = planner(true, &BackendProfile::flex(), 1)?;
+    let cpu = BackendProfile { threads: 2, cache_bytes: 1 << 20, lanes: 16, ..BackendProfile::flex() };
+    let planner = planner(true, &cpu, 1)?;
     let plan = planner.evaluate(Precision::F32, &Plan::stream(planner.blocks_in_store(), 1)?, 1, LIMIT)?;
     let memory = planner.evaluate(Precision::F32, &Plan::every(planner.blocks(), 1)?, 1, LIMIT)?.peak_bytes;
     let title = format!(

@@ -221,7 +221,7 @@ impl Planner {
     }
 
     /// The error of a plan with a tensor above the device's largest buffer. It names the first half, quarter and so on of the micro-batch
-    /// that has none.
+    /// that has none, or else the largest tensor of one sample.
     fn too_large(&self, plan: &StepPlan) -> Result<Option<Error>, Error> {
         let Some(largest_buffer) = self.profile.largest_buffer else { return Ok(None) };
         let step = self.planner_for(plan).step_in(plan.precision)?;
@@ -233,11 +233,14 @@ impl Planner {
         if bytes <= largest_buffer {
             return Ok(None);
         }
-        let mut smaller = plan.micro_batch / 2;
-        while smaller > 0 && largest(smaller)? > largest_buffer {
-            smaller /= 2;
+        let (mut samples, mut least) = (plan.micro_batch, bytes);
+        while samples > 1 && least > largest_buffer {
+            samples /= 2;
+            least = largest(samples)?;
         }
-        Ok(Some(Error::BufferTooLarge { bytes, largest_buffer, micro_batch: Some(smaller).filter(|size| *size > 0) }))
+        let helps = least <= largest_buffer;
+        let (bytes, micro_batch) = if helps { (bytes, Some(samples)) } else { (least, None) };
+        Ok(Some(Error::BufferTooLarge { bytes, largest_buffer, micro_batch }))
     }
 
     /// The best plan for each micro-batch: whole batches, halves, quarters and so on, and the largest that needs no recomputation. It
