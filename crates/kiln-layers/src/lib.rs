@@ -60,6 +60,7 @@ mod conv2d;
 mod dropout;
 mod embedding;
 mod error;
+mod gated_feed_forward;
 mod grid;
 mod group_norm;
 mod linear;
@@ -70,6 +71,8 @@ mod max_pool;
 mod mixed;
 mod norm;
 mod norm_conv2d;
+mod norm_grouped_attention;
+mod normed_layers;
 mod order;
 mod projected_attention;
 mod rotary;
@@ -92,6 +95,7 @@ pub use conv2d::conv2d;
 pub use dropout::{dropout, dropout_layer};
 pub use embedding::{add_positions, embedding, embedding_by_rows};
 pub use error::Error;
+pub use gated_feed_forward::gated_feed_forward;
 pub use group_norm::{group_norm, instance_norm};
 pub use kiln_operations::RowParts;
 pub use linear::{activation_linear, linear, norm_linear};
@@ -102,8 +106,9 @@ pub use norm_conv2d::{
     batch_norm_activated_conv2d, batch_norm_excited_conv2d, batch_norm_relu_conv2d, conv2d_batch_norm,
     conv2d_batch_norm_activated, conv2d_batch_norm_relu, residual_end,
 };
+pub use norm_grouped_attention::{Projections, norm_grouped_attention};
 pub use projected_attention::norm_self_attention;
-pub use rotary::{RotaryOptions, RotaryPairs, rotary};
+pub use rotary::{RotaryOptions, RotaryPairs, RotaryScaling, rotary};
 pub use row_weight::RowWeight;
 pub use segmentation_loss::SegmentationLoss;
 pub use softmax::softmax;

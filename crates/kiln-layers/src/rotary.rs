@@ -1,9 +1,11 @@
 //! Rotary position embedding.
 
+use std::f64::consts::TAU;
+
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
 use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::main_input;
@@ -21,18 +23,12 @@ use crate::error::Error;
 /// and [`Error::UnsupportedDType`].
 pub fn rotary<const D: usize>(x: Tensor<D>, options: RotaryOptions) -> Result<Tensor<D>, Error> {
     main_input("the input", &x)?;
-    let refused = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
     if D < 2 {
-        return refused("the number of dimensions of the input", D.to_string(), "at least 2, [.., time, depth]");
+        return Err(refused("the number of dimensions of the input", D.to_string(), "at least 2, [.., time, depth]"));
     }
-    let depth = x.dims()[D - 1];
-    if !depth.is_multiple_of(2) {
-        return refused("the last dimension of the input", depth.to_string(), "an even number");
-    }
-    if !(options.theta.is_finite() && options.theta > 0.0) {
-        return refused("theta", options.theta.to_string(), "a positive number");
-    }
-    Ok(Tensor::from_dispatch(run(Rotary { options, direction: Direction::Forward }, vec![x.into_dispatch()]).remove(0)))
+    options.check(x.dims()[D - 1])?;
+    let rotary = Rotary { options, direction: Direction::Forward, rows: Rows::OfTime };
+    Ok(Tensor::from_dispatch(run(rotary, vec![x.into_dispatch()]).remove(0)))
 }
 
 /// The pairs of values of a row that are rotated together.
@@ -46,17 +42,59 @@ pub enum RotaryPairs {
     Halves,
 }
 
+/// The change of the frequencies of a model that reads longer sequences than it was first trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum RotaryScaling {
+    /// No change.
+    #[default]
+    None,
+    /// All frequencies are divided by a factor, as if positions were (Chen et al. 2023; "linear" in Hugging Face's files).
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Low frequencies are divided by a factor, high ones stay, and those between are interpolated, as in Llama 3.1 ("llama3" in Hugging
+    /// Face's files).
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// A frequency with less than this many turns in the `context` is low.
+        low: f64,
+        /// A frequency with more than this many turns in the `context` is high.
+        high: f64,
+        /// Tokens of the sequences that the model was first trained on.
+        context: usize,
+    },
+}
+
+impl RotaryScaling {
+    /// The frequency, in radians for a position, after the change.
+    fn of(self, frequency: f64) -> f64 {
+        match self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low, high, context } => {
+                let turns = context as f64 * frequency / TAU;
+                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / factor)
+            }
+        }
+    }
+}
+
 /// Positions, frequencies and pairs of a rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryOptions {
     first: usize,
     theta: f64,
+    scaling: RotaryScaling,
     pairs: RotaryPairs,
 }
 
 impl Default for RotaryOptions {
     fn default() -> Self {
-        Self { first: 0, theta: 10_000.0, pairs: RotaryPairs::Adjacent }
+        Self { first: 0, theta: 10_000.0, scaling: RotaryScaling::None, pairs: RotaryPairs::Adjacent }
     }
 }
 
@@ -78,9 +116,36 @@ impl RotaryOptions {
         self
     }
 
-    /// The angle of a pair of values in a row.
-    fn angle(self, row: usize, pair: usize, depth: usize) -> f64 {
-        (self.first + row) as f64 * self.theta.powf(-2.0 * pair as f64 / depth as f64)
+    /// Sets the change of the frequencies.
+    pub fn with_scaling(mut self, scaling: RotaryScaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// The angle, in radians, by which pair `pair` of a row of `depth` values turns at row `row`.
+    pub fn angle(self, row: usize, pair: usize, depth: usize) -> f64 {
+        (self.first + row) as f64 * self.scaling.of(self.theta.powf(-2.0 * pair as f64 / depth as f64))
+    }
+
+    /// Refuses rows of an odd depth, and frequencies that are no numbers.
+    pub(crate) fn check(self, depth: usize) -> Result<(), Error> {
+        let positive = |number: f64| number.is_finite() && number > 0.0;
+        if !depth.is_multiple_of(2) {
+            return Err(refused("the last dimension of the input", depth.to_string(), "an even number"));
+        }
+        if !positive(self.theta) {
+            return Err(refused("theta", self.theta.to_string(), "a positive number"));
+        }
+        match self.scaling {
+            RotaryScaling::Linear { factor } | RotaryScaling::Llama3 { factor, .. } if !positive(factor) => {
+                Err(refused("the factor of the frequencies", factor.to_string(), "a positive number"))
+            }
+            RotaryScaling::Llama3 { low, high, .. } if !(low.is_finite() && high.is_finite() && low < high) => {
+                let value = format!("{low} to {high}");
+                Err(refused("the range between low and high frequencies", value, "two numbers, the lower first"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sets which values are rotated together.
@@ -90,13 +155,47 @@ impl RotaryOptions {
     }
 }
 
+fn refused(name: &'static str, value: String, expected: &'static str) -> Error {
+    Error::InvalidSetting { name, value, expected }
+}
+
 /// The direction in which rows are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+pub(crate) enum Direction {
     /// By the angle of the position, for the output.
     Forward,
     /// Backward, for gradients.
     Back,
+}
+
+/// The heads `[batch, time, heads, depth]`, rotated. The tensor is overwritten if no other handle to it exists.
+pub(crate) fn rotated_heads<B: KernelBackend>(
+    x: FloatTensor<B>,
+    options: RotaryOptions,
+    direction: Direction,
+) -> FloatTensor<B> {
+    let [x] = all(B::run(&Rotary { options, direction, rows: Rows::OfHeads }, vec![x]));
+    x
+}
+
+/// What the rows of a tensor are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// Positions: `[.., time, depth]`.
+    OfTime,
+    /// Heads of each position: `[batch, time, heads, depth]`.
+    OfHeads,
+}
+
+impl Rows {
+    /// Positions, rows of each position, and depth.
+    fn sizes(self, shape: &Shape) -> [usize; 3] {
+        let last = shape.num_dims() - 1;
+        match self {
+            Self::OfTime => [shape[last - 1], 1, shape[last]],
+            Self::OfHeads => [shape[last - 2], shape[last - 1], shape[last]],
+        }
+    }
 }
 
 /// The rotation of rows.
@@ -104,6 +203,7 @@ enum Direction {
 struct Rotary {
     options: RotaryOptions,
     direction: Direction,
+    rows: Rows,
 }
 
 impl Kernel for Rotary {
@@ -114,15 +214,20 @@ impl Kernel for Rotary {
         }
     }
 
+    /// Whether rows are heads of a position.
+    fn scalars(&self) -> Vec<i64> {
+        vec![(self.rows == Rows::OfHeads).into()]
+    }
+
     fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [x] = all(inputs);
-        vec![composed::rotated::<B>(x, self.options, self.direction)]
+        vec![composed::rotated::<B>(x, *self)]
     }
 
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         let [x] = all(inputs);
-        vec![flex::rotated(x, self.options, self.direction)]
+        vec![flex::rotated(x, *self)]
     }
 }
 
@@ -153,7 +258,7 @@ static BACKWARD: Cost = Cost { id: "kiln::rotary_backward", ..FORWARD };
 
 /// Cosines and sines of each position, and a row for each thread.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    let (time, depth) = (call.dim_from_end(0, 1), call.dim_from_end(0, 0));
+    let (time, depth) = (call.dim_from_end(0, if call.scalar(0) == 1 { 2 } else { 1 }), call.dim_from_end(0, 0));
     4 * (time * depth) + call.widened(call.elements(0) / depth.max(1), depth, cpu)
 }
 
@@ -168,8 +273,7 @@ mod flex {
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use crate::rotary::Direction;
-    use crate::rotary::{RotaryOptions, RotaryPairs};
+    use crate::rotary::{Direction, Rotary, RotaryPairs};
     use kiln_operations::by_dtype;
     use kiln_operations::cpu::stored::Stored;
     use kiln_operations::simd;
@@ -192,11 +296,11 @@ mod flex {
         }
     }}
 
-    /// Rotates the rows `[.., time, depth]`. `x` is overwritten if no other handle to it exists.
-    pub(super) fn rotated(x: FlexTensor, options: RotaryOptions, direction: Direction) -> FlexTensor {
-        fn run<E: Stored>(x: FlexTensor, options: RotaryOptions, direction: Direction) -> FlexTensor {
+    /// Rotates rows. `x` is overwritten if no other handle to it exists.
+    pub(super) fn rotated(x: FlexTensor, rotary: Rotary) -> FlexTensor {
+        fn run<E: Stored>(x: FlexTensor, Rotary { options, direction, rows }: Rotary) -> FlexTensor {
             let shape = x.shape();
-            let [time, depth] = [shape[shape.num_dims() - 2], shape[shape.num_dims() - 1]];
+            let [time, of_position, depth] = rows.sizes(&shape);
             let covers = x.is_contiguous() && x.bytes().len() == shape.num_elements() * size_of::<E>();
             let mut x = if covers { x } else { x.to_contiguous() };
             if shape.num_elements() == 0 {
@@ -216,7 +320,7 @@ mod flex {
                 Vec::new,
                 |wide, (task, rows)| {
                     for (row, values) in rows.chunks_exact_mut(depth).enumerate() {
-                        let position = (task * ROWS + row) % time;
+                        let position = (task * ROWS + row) / of_position % time;
                         let (cosines, sines) = table[position * depth..][..depth].split_at(depth / 2);
                         E::changed(values, wide, |values| match options.pairs {
                             RotaryPairs::Adjacent => rotate_adjacent(values, cosines, sines),
@@ -227,7 +331,7 @@ mod flex {
             );
             x
         }
-        by_dtype!(x.dtype(), E => run::<E>(x, options, direction), else x)
+        by_dtype!(x.dtype(), E => run::<E>(x, rotary), else x)
     }
 }
 
@@ -243,24 +347,22 @@ mod composed {
     use burn::tensor::{Shape, TensorData};
 
     use crate::composed::{Wide, cat, slice};
-    use crate::rotary::Direction;
-    use crate::rotary::{RotaryOptions, RotaryPairs};
+    use crate::rotary::{Direction, Rotary, RotaryPairs};
 
     pub(super) fn rotated<B: Backend>(
         x: FloatTensor<B>,
-        options: RotaryOptions,
-        direction: Direction,
+        Rotary { options, direction, rows }: Rotary,
     ) -> FloatTensor<B> {
         let (shape, dtype, device) = (x.shape(), x.dtype(), x.device());
-        let [time, depth] = [shape[shape.num_dims() - 2], shape[shape.num_dims() - 1]];
+        let [time, of_position, depth] = rows.sizes(&shape);
         if shape.num_elements() == 0 {
             return x;
         }
-        let (rows, pairs) = (shape.num_elements() / (time * depth), depth / 2);
+        let (samples, pairs) = (shape.num_elements() / (time * of_position * depth), depth / 2);
         // The dimension along which the two values of a pair lie.
         let (dim, split, angles) = match options.pairs {
-            RotaryPairs::Adjacent => (3, [rows, time, pairs, 2], [1, time, pairs, 1]),
-            RotaryPairs::Halves => (2, [rows, time, 2, pairs], [1, time, 1, pairs]),
+            RotaryPairs::Adjacent => (4, [samples, time, of_position, pairs, 2], [1, time, 1, pairs, 1]),
+            RotaryPairs::Halves => (3, [samples, time, of_position, 2, pairs], [1, time, 1, 1, pairs]),
         };
         let table = |function: fn(f64) -> f64| {
             let values =
@@ -290,23 +392,44 @@ mod tests {
 
     use super::composed::rotated;
     use super::flex;
-    use super::{Direction, RotaryOptions, RotaryPairs};
+    use super::{Direction, Rotary, RotaryOptions, RotaryPairs, RotaryScaling, Rows};
     use crate::composed::tests::{DTYPES, assert_close, numbers};
 
     #[test]
     fn as_the_kernels() {
-        for dtype in DTYPES {
-            for shape in [[0, 2, 3, 4], [1, 1, 1, 2], [2, 3, 7, 10]] {
-                for pairs in [RotaryPairs::Adjacent, RotaryPairs::Halves] {
-                    for direction in [Direction::Forward, Direction::Back] {
-                        let options = RotaryOptions::new().with_first_position(5).with_pairs(pairs);
-                        let x = numbers(shape, 1, 2.0, dtype);
-                        let kernel = flex::rotated(x.clone(), options, direction);
-                        let what = format!("{dtype:?} {shape:?} {pairs:?} {direction:?}");
-                        assert_close(&rotated::<Flex>(x, options, direction), &kernel, &what);
-                    }
+        let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32 };
+        for (dtype, pairs) in DTYPES
+            .into_iter()
+            .flat_map(|dtype| [RotaryPairs::Adjacent, RotaryPairs::Halves].map(|pairs| (dtype, pairs)))
+        {
+            for (shape, rows) in [[0, 2, 3, 4], [1, 1, 1, 2], [2, 3, 7, 10]]
+                .into_iter()
+                .flat_map(|shape| [Rows::OfTime, Rows::OfHeads].map(|rows| (shape, rows)))
+            {
+                for direction in [Direction::Forward, Direction::Back] {
+                    let options = RotaryOptions::new().with_first_position(5).with_pairs(pairs).with_scaling(scaling);
+                    let (x, rotary) = (numbers(shape, 1, 2.0, dtype), Rotary { options, direction, rows });
+                    let kernel = flex::rotated(x.clone(), rotary);
+                    let what = format!("{dtype:?} {shape:?} {rotary:?}");
+                    assert_close(&rotated::<Flex>(x, rotary), &kernel, &what);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn frequencies_of_llama_3_are_those_of_transformers() {
+        // transformers' `_compute_llama3_parameters` for theta 500, depth 8, factor 8, low 1, high 4, context 32 (5.23.0).
+        let expected = [1.0, 0.031_185_457_482_933_998, 0.005_590_170_156_210_661, 0.001_182_176_987_640_559_7];
+        let options = RotaryOptions::new().with_theta(500.0).with_scaling(RotaryScaling::Llama3 {
+            factor: 8.0,
+            low: 1.0,
+            high: 4.0,
+            context: 32,
+        });
+        for (pair, expected) in expected.into_iter().enumerate() {
+            let got = options.angle(1, pair, 8);
+            assert!((got - expected).abs() < 1e-6 * expected, "{pair}: {got}, expected {expected}");
         }
     }
 }

@@ -26,7 +26,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D
 
 /// SwiGLU of gate and up, and the gradients of both from gate, up and the gradient of the output.
 #[derive(Clone, Copy, Debug)]
-enum Swiglu {
+pub(crate) enum Swiglu {
     Forward,
     Backward,
 }

@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, Initializer, LayerNorm, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, Initializer, LayerNorm, Linear, LinearConfig, PaddingConfig2d, RmsNorm,
+};
 use burn::tensor::activation::{hard_swish, relu};
 use burn::tensor::{Device, Tensor};
 use kiln_layers::{NormActivation, conv2d_batch_norm_activated};
@@ -60,6 +62,12 @@ pub(crate) fn layer_norm<const D: usize>(norm: &LayerNorm, x: Tensor<D>) -> Tens
     norm.forward(x.cast(norm.gamma.val().dtype())).cast(dtype)
 }
 
+/// An RMS norm on burn's operations, in the dtype of its own parameters. The result has the dtype of `x`.
+pub(crate) fn rms_norm<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
+    let dtype = x.dtype();
+    norm.forward(x.cast(norm.gamma.val().dtype())).cast(dtype)
+}
+
 /// A batch norm on burn's operations, in the dtype of its own parameters. The result has the dtype of `x`.
 pub(crate) fn batch_norm<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Tensor<D> {
     let dtype = x.dtype();
@@ -69,6 +77,11 @@ pub(crate) fn batch_norm<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Tens
 /// Whether kiln-layers' operations are wanted, and can compute on the device and in the dtype of `x`.
 pub(crate) fn usable<const D: usize>(lean: bool, x: &Tensor<D>) -> bool {
     lean && kiln_layers::takes(x)
+}
+
+/// The tensor on a device, and itself if it is there.
+pub(crate) fn on_device(tensor: Tensor<2>, device: &Device) -> Tensor<2> {
+    if tensor.device() == *device { tensor } else { tensor.to_device(device) }
 }
 
 /// Drops values, where there is autodiff.

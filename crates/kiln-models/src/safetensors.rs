@@ -11,6 +11,7 @@ use burn::store::{
 
 use crate::Error;
 use crate::gpt::Gpt;
+use crate::llama::Llama;
 use crate::matching::{Found, Mismatch, found, given, in_f32};
 use crate::mobilenet::MobileNet;
 use crate::resnet::ResNet;
@@ -21,8 +22,11 @@ use crate::vit::Vit;
 
 /// A model that is read from and written to safetensors files under the names and layouts of its reference implementation.
 ///
-/// Files of a [`ResNet`], a [`MobileNet`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files of a [`Vit`] into timm's, files of a [`Unet`] into segmentation_models_pytorch's, files of a [`Gpt`] into transformers'
-/// `GPT2LMHeadModel`, and the other way round.
+/// Files of a [`ResNet`], a [`MobileNet`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files of a [`Vit`] into
+/// timm's, files of a [`Unet`] into segmentation_models_pytorch's, files of a [`Gpt`] into transformers' `GPT2LMHeadModel` and files of a
+/// [`Llama`] into its model of the same `model_type`, and the other way round.
+///
+/// A path that is read may also be the index of a model in several files (`model.safetensors.index.json`), or the folder that has the files.
 pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
     fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper);
@@ -199,6 +203,23 @@ impl SafetensorsModel for ResNet {
 
     fn head_path(&self) -> Option<&'static str> {
         Some("fc")
+    }
+}
+
+// Hugging Face stores weights of linear layers as torch does, [out, in].
+impl SafetensorsModel for Llama {
+    fn reading(&self) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        (Box::new(PyTorchToBurnAdapter), remap(&[(r"^model\.", ""), (r"norm\.weight$", "norm.gamma")]))
+    }
+
+    fn writing(&self, values: Values) -> (Box<dyn ModuleAdapter>, KeyRemapper) {
+        let names = [(r"norm\.gamma$", "norm.weight"), (r"^(embed_tokens|layers|norm)\.", "model.$1.")];
+        (Box::new(values.chain(BurnToPyTorchAdapter)), remap(&names))
+    }
+
+    /// The output layer belongs to the tokens of the model.
+    fn head_path(&self) -> Option<&'static str> {
+        None
     }
 }
 

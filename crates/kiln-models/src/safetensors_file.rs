@@ -1,7 +1,8 @@
-//! Reads and writes a safetensors file piece by piece: burn's and the format's own writer have each tensor in memory as a whole, twice, and
+//! Reads safetensors files, and writes one, piece by piece: burn's and the format's own writer have each tensor in memory as a whole, twice, and
 //! burn's reader maps the file, so that all of it counts as memory of the process.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
@@ -10,6 +11,7 @@ use burn::store::burn_pack::{AtomicFile, Tensor};
 use burn::tensor::{BoolStore, Bytes, DType};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
 
 /// The most bytes of a tensor that are read at once, if they are elsewhere.
 const PIECE: usize = 8 << 20;
@@ -33,11 +35,49 @@ const DTYPES: [(DType, Dtype); 12] = [
     (DType::Bool(BoolStore::Native), Dtype::BOOL),
 ];
 
-/// The tensors of the file at `path`. Their bytes are read when they are used.
+/// The file of a model in a folder, and the index of a model in several files.
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The names of tensors, and the files that have them.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The tensors of the file at `path`, of all files of an index, or of the model in a folder. Their bytes are read when they are used.
 ///
 /// # Errors
 /// The reason.
 pub(crate) fn read(path: &Path) -> Result<Vec<Tensor>, String> {
+    if path.is_dir() {
+        let found = [MODEL, INDEX].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
+        return found.map_or_else(|| Err(format!("the folder has neither {MODEL} nor {INDEX}")), |file| read(&file));
+    }
+    if path.extension().is_none_or(|extension| extension != "json") {
+        return read_file(path);
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+    let Index { weight_map } =
+        serde_json::from_str(&text).map_err(|e| format!("not an index of safetensors files: {e}"))?;
+    let mut tensors = vec![];
+    let files: BTreeSet<&String> = weight_map.values().collect();
+    for file in files {
+        // A name with a folder in it could be any file of the machine.
+        if Path::new(file).file_name() != Some(OsStr::new(file)) {
+            return Err(format!("it names the file '{file}', expected one beside it"));
+        }
+        tensors.extend(read_file(&path.with_file_name(file)).map_err(|reason| format!("{file}: {reason}"))?);
+    }
+    let found: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    match weight_map.iter().find(|(name, _)| !found.contains(name.as_str())) {
+        Some((name, file)) => Err(format!("'{name}' is missing in {file}")),
+        None => Ok(tensors),
+    }
+}
+
+/// The tensors of one file.
+fn read_file(path: &Path) -> Result<Vec<Tensor>, String> {
     if !path.is_file() {
         return Err("no such file".into());
     }

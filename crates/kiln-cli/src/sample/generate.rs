@@ -5,14 +5,14 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use burn::tensor::Tensor;
 use kiln_data::sample_rng;
-use kiln_models::{GptReader, Sampling};
+use kiln_models::{DecoderReader, Sampling};
 use rand::RngExt;
 
 use super::text::Utf8Stream;
 
 /// A decoder that has read a prompt, and the settings of the continuation.
 pub(super) struct Generator<'a> {
-    reader: GptReader<'a>,
+    reader: DecoderReader<'a>,
     /// The logits of the token after the prompt.
     logits: Tensor<1>,
     sampling: Sampling,
@@ -52,7 +52,7 @@ pub(super) struct Generated {
 impl<'a> Generator<'a> {
     /// Reads the prompt `ids`.
     pub(super) fn new(
-        mut reader: GptReader<'a>,
+        mut reader: DecoderReader<'a>,
         ids: &[u32],
         sampling: Sampling,
         bytes: Vec<Vec<u8>>,

@@ -74,6 +74,19 @@ pub fn attention(
     same_size(("the depth of the queries", depth), ("that of the values", value_depth))?;
     same_size(("the number of heads of the keys", kv_heads), ("that of the values", value_heads))?;
     same_size(("the number of keys", count), ("the number of values", value_count))?;
+    let sizes = Sizes { samples, heads, kv_heads, time, keys: count, depth };
+    let (settings, masks) = grouped_terms(sizes, options.into(), &queries.device())?.into_inputs();
+    let inputs = [queries, keys, values].map(Tensor::into_dispatch).into_iter().chain(masks).collect();
+    Ok(Tensor::from_dispatch(run(GroupedAttention(settings), inputs).remove(0)))
+}
+
+/// Checks a call with separate queries, keys and values, and returns its masks, dropout and settings.
+pub(crate) fn grouped_terms(
+    sizes: Sizes,
+    options: AttentionOptions,
+    device: &Device,
+) -> Result<Terms<Dispatch>, Error> {
+    let Sizes { heads, kv_heads, depth, .. } = sizes;
     if depth == 0 {
         return Err(setting("the depth", depth.to_string(), "a positive number"));
     }
@@ -81,8 +94,5 @@ pub fn attention(
         let value = format!("{kv_heads} beside {heads} of the queries");
         return Err(setting("the number of heads of the keys", value, "a divisor of the queries' heads"));
     }
-    let sizes = Sizes { samples, heads, kv_heads, time, keys: count, depth };
-    let (settings, masks) = options.into().checked(sizes, &queries.device())?.into_inputs();
-    let inputs = [queries, keys, values].map(Tensor::into_dispatch).into_iter().chain(masks).collect();
-    Ok(Tensor::from_dispatch(run(GroupedAttention(settings), inputs).remove(0)))
+    options.checked(sizes, device)
 }

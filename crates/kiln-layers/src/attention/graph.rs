@@ -177,6 +177,28 @@ pub(crate) fn packed_backward<B: KernelBackend>(
     gradient
 }
 
+/// The output of attention of separate queries, keys and values, and the logarithms of sums.
+pub(crate) fn grouped<B: KernelBackend>(
+    inputs: [FloatTensor<B>; 3],
+    settings: &Settings,
+    masks: &[FloatTensor<B>],
+) -> [FloatTensor<B>; 2] {
+    let inputs = inputs.into_iter().chain(masks.iter().cloned()).collect();
+    all(B::run(&Attend { pass: Pass::Grouped, settings: settings.clone() }, inputs))
+}
+
+/// The gradients of queries, keys and values. `saved` has these, output and logarithms of sums. Those that are not `wanted` have no meaning.
+pub(crate) fn grouped_backward<B: KernelBackend>(
+    saved: [FloatTensor<B>; 5],
+    gradient: FloatTensor<B>,
+    settings: &Settings,
+    masks: Vec<FloatTensor<B>>,
+    wanted: [bool; 3],
+) -> [FloatTensor<B>; 3] {
+    let inputs = saved.into_iter().chain([gradient]).chain(masks).collect();
+    all(B::run(&Attend { pass: Pass::GroupedBackward(wanted), settings: settings.clone() }, inputs))
+}
+
 /// Attention of packed queries, keys and values.
 #[derive(Clone, Debug)]
 pub(super) struct SelfAttention(pub(super) Settings);
@@ -220,16 +242,19 @@ impl Operation for GroupedAttention {
     /// Queries, keys, values, output and logarithms of sums, and masks.
     type Saved<B: KernelBackend> = [Vec<FloatTensor<B>>; 2];
 
-    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
+        let masks = inputs.split_off(3);
         let kept = wanted.contains(&true).then(|| inputs.clone());
-        let mut outputs = B::run(&Attend { pass: Pass::Grouped, settings: self.0.clone() }, inputs);
-        let saved = kept.map(|mut inputs| {
-            let masks = inputs.split_off(3);
-            inputs.extend(outputs.iter().cloned());
-            [inputs, masks]
+        let [output, log_sums] = grouped::<B>(all(inputs), &self.0, &masks);
+        let saved = kept.map(|mut kept| {
+            kept.extend([output.clone(), log_sums]);
+            [kept, masks]
         });
-        outputs.truncate(1);
-        Computed { outputs, saved }
+        Computed { outputs: vec![output], saved }
     }
 
     fn gradient<B: KernelBackend>(
@@ -238,9 +263,8 @@ impl Operation for GroupedAttention {
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        let inputs = saved.into_iter().chain([gradient]).chain(masks).collect();
-        let pass = Pass::GroupedBackward([wanted[0], wanted[1], wanted[2]]);
-        let gradients = B::run(&Attend { pass, settings: self.0.clone() }, inputs);
+        let flags = [wanted[0], wanted[1], wanted[2]];
+        let gradients = grouped_backward::<B>(all(saved), gradient, &self.0, masks, flags);
         gradients.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
 }

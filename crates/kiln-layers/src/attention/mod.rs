@@ -12,9 +12,9 @@ mod module;
 mod options;
 mod terms;
 
-pub(crate) use functions::packed_terms;
 pub use functions::{attention, self_attention};
-pub(crate) use graph::{packed, packed_backward};
+pub(crate) use functions::{grouped_terms, packed_terms};
+pub(crate) use graph::{grouped, grouped_backward, packed, packed_backward};
 pub use module::{MultiHeadAttention, MultiHeadAttentionConfig};
 pub use options::{AttentionOptions, DropoutSeed, Mask};
-pub(crate) use terms::Settings;
+pub(crate) use terms::{Settings, Sizes};

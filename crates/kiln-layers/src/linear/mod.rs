@@ -14,7 +14,7 @@ mod weight;
 
 use burn::backend::DispatchTensor;
 use burn::nn::Linear;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::activation::Activation;
 use crate::check::{main_input, same_dtype, same_size, supported};
@@ -115,6 +115,14 @@ pub(crate) fn prepared<const D: usize>(
             (Prologue::Norm(settings), weight, bias)
         }
     };
+    let (weight, bias) = parameters(linear, width, &device)?;
+    let norm = [norm_weight, norm_bias].map(Tensor::into_dispatch);
+    let inputs = [x.into_dispatch()].into_iter().chain(norm).chain([weight.into_dispatch(), bias.into_dispatch()]);
+    Ok((prologue, inputs.collect()))
+}
+
+/// The weight of a layer whose inputs are rows of `width` values, and its bias, which has no elements if there is none.
+pub(crate) fn parameters(linear: &Linear, width: usize, device: &Device) -> Result<(Tensor<2>, Tensor<1>), Error> {
     let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()));
     let [inputs, outputs] = weight.dims();
     supported("the weight", weight.dtype())?;
@@ -123,8 +131,6 @@ pub(crate) fn prepared<const D: usize>(
         same_size(("the number of columns of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
     }
-    let bias = bias.unwrap_or_else(|| none(weight.dtype()));
-    let norm = [norm_weight, norm_bias].map(Tensor::into_dispatch);
-    let inputs = [x.into_dispatch()].into_iter().chain(norm).chain([weight.into_dispatch(), bias.into_dispatch()]);
-    Ok((prologue, inputs.collect()))
+    let bias = bias.unwrap_or_else(|| Tensor::empty([0], (device, weight.dtype())));
+    Ok((weight, bias))
 }

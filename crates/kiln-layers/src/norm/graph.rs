@@ -166,8 +166,7 @@ impl Operation for NormSettings {
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        let made = row_norm_backward::<B>(saved, gradient, *self, [wanted[0], wanted[1], wanted[2]]);
-        made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
+        row_norm_gradients::<B>(saved, gradient, *self, all(wanted.to_vec()), None).into()
     }
 
     fn in_order(&self) -> InOrder {
@@ -181,22 +180,37 @@ impl Operation for NormSettings {
         wanted: &[bool],
         sums: Vec<Onto<FloatTensor<B>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        let (order, dtype) = (Order::of(&sums), saved[2].dtype());
-        let apart: Vec<bool> = sums.iter().map(Onto::is_apart).collect();
-        let mut inputs = saved.to_vec();
-        inputs.push(gradient);
-        if order == Order::Onto {
-            let (shape, device) = (inputs[2].shape(), inputs[2].device());
-            inputs.extend(sums.into_iter().skip(1).map(|sum| sum_or_zeros::<B>(sum, shape.clone(), &device)));
-        }
-        let mut made = B::run(&RowNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]], order), inputs);
-        for input in [1, 2] {
-            if apart.get(input) == Some(&true) {
+        row_norm_gradients::<B>(saved, gradient, *self, all(wanted.to_vec()), Some(all(sums))).into()
+    }
+}
+
+/// The gradients of input, weight and bias, if they are wanted. With `sums` rows are added in their order, to the sums that are there.
+pub(crate) fn row_norm_gradients<B: KernelBackend>(
+    saved: [FloatTensor<B>; 3],
+    gradient: FloatTensor<B>,
+    settings: NormSettings,
+    wanted: [bool; 3],
+    sums: Option<[Onto<FloatTensor<B>>; 3]>,
+) -> [Option<FloatTensor<B>>; 3] {
+    let made = match sums {
+        None => row_norm_backward::<B>(saved, gradient, settings, wanted),
+        Some(sums) => {
+            let (order, dtype, apart) = (Order::of(&sums), saved[2].dtype(), sums.each_ref().map(Onto::is_apart));
+            let mut inputs = saved.to_vec();
+            inputs.push(gradient);
+            if order == Order::Onto {
+                let (shape, device) = (inputs[2].shape(), inputs[2].device());
+                inputs.extend(sums.into_iter().skip(1).map(|sum| sum_or_zeros::<B>(sum, shape.clone(), &device)));
+            }
+            let mut made: [FloatTensor<B>; 3] = all(B::run(&RowNorm::Backward(settings, wanted, order), inputs));
+            for input in [1, 2].into_iter().filter(|input| apart[*input]) {
                 made[input] = cast::<B>(made[input].clone(), dtype);
             }
+            made
         }
-        made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
-    }
+    };
+    let [of_x, of_weight, of_bias] = made;
+    [wanted[0].then_some(of_x), wanted[1].then_some(of_weight), wanted[2].then_some(of_bias)]
 }
 
 /// Shape and dtype of the statistics of the rows of a tensor of shape `x`: mean and reciprocal deviation in f32, `[rows, 2]`.

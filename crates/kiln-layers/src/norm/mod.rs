@@ -17,7 +17,7 @@ use burn::tensor::Tensor;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 
-pub(crate) use graph::{row_norm, row_norm_backward, statistics_like};
+pub(crate) use graph::{row_norm, row_norm_backward, row_norm_gradients, statistics_like};
 pub(crate) use settings::NormSettings;
 
 /// A norm over the last dimension.

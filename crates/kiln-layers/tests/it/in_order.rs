@@ -5,8 +5,8 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{
-    Activation, LinearCrossEntropy, Mask, activation_linear, add_positions, embedding, layer_norm, linear, norm_linear,
-    norm_self_attention,
+    Activation, LinearCrossEntropy, Mask, Projections, RotaryOptions, activation_linear, add_positions, embedding,
+    gated_feed_forward, layer_norm, linear, norm_grouped_attention, norm_linear, norm_self_attention,
 };
 use kiln_operations::{RunningSums, SumError, read_parameter};
 use proptest::prelude::*;
@@ -24,7 +24,61 @@ struct Net {
     rms: RmsNorm,
     up: Linear,
     down: Linear,
+    /// The layers of a block of Llama.
+    block: Block,
     last: LayerNorm,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    before: RmsNorm,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    of_queries: RmsNorm,
+    of_keys: RmsNorm,
+    out: Linear,
+    between: RmsNorm,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl Block {
+    /// A block with one head of keys and values.
+    fn new([heads, depth]: [usize; 2], device: &Device) -> Self {
+        let width = heads * depth;
+        let layer = |inputs, outputs, bias| LinearConfig::new(inputs, outputs).with_bias(bias).init(device);
+        let norm = |width| RmsNormConfig::new(width).init(device);
+        Self {
+            before: norm(width),
+            query: layer(width, width, true),
+            key: layer(width, depth, true),
+            value: layer(width, depth, false),
+            of_queries: norm(depth),
+            of_keys: norm(depth),
+            out: layer(width, width, false),
+            between: norm(width),
+            gate: layer(width, width + 3, false),
+            up: layer(width, width + 3, true),
+            down: layer(width + 3, width, true),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>, heads: usize) -> Tensor<3> {
+        let projections = Projections {
+            norm: &self.before,
+            query: &self.query,
+            key: &self.key,
+            value: &self.value,
+            head_norms: Some([&self.of_queries, &self.of_keys]),
+            rotary: RotaryOptions::new(),
+            heads,
+        };
+        let attended = norm_grouped_attention(projections, x.clone(), Mask::Causal).unwrap();
+        let x = x + linear(&self.out, attended).unwrap();
+        x.clone() + gated_feed_forward(&self.between, [&self.gate, &self.up, &self.down], x).unwrap()
+    }
 }
 
 impl Net {
@@ -40,6 +94,7 @@ impl Net {
             rms: RmsNormConfig::new(width).init(device),
             up: layer(width, 2 * width + 1, true),
             down: layer(2 * width + 1, width, true),
+            block: Block::new([heads, depth], device),
             last: LayerNormConfig::new(width).init(device),
         }
     }
@@ -54,6 +109,7 @@ impl Net {
         let x = x + cast(&self.out).with(|out| linear(out, attended.unwrap())).unwrap();
         let hidden = cast(&self.up).with(|up| norm_linear(&self.rms, up, x.clone())).unwrap();
         let x = x + cast(&self.down).with(|down| activation_linear(Activation::Gelu, down, hidden)).unwrap();
+        let x = self.block.forward(x, heads);
         let rows = layer_norm(&self.last, x).unwrap().reshape([samples * time, self.last.gamma.dims()[0]]);
         let weight = read_parameter(self.words.weight.val(), dtype);
         LinearCrossEntropy::new().forward_by_class(rows, weight, ids.reshape([samples * time])).unwrap()

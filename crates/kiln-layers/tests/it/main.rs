@@ -10,6 +10,7 @@ mod compare;
 mod conformance;
 mod conv2d;
 mod cuts;
+mod decoder_block;
 mod dropout;
 mod group_norm;
 mod in_order;

@@ -1,15 +1,16 @@
-//! One block of the decoder: attention and a feed-forward layer, with the keys and values of tokens that were read before.
-// B batch, T new tokens, P tokens read before, S context, C width, H heads, D width of a head
+//! One block of the decoder: attention and a feed-forward layer.
+// B batch, T time, C width, H heads, D width of a head
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear};
-use burn::tensor::activation::{gelu_approximate, softmax};
+use burn::tensor::activation::gelu_approximate;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
 
 use super::config::GptConfig;
+use crate::cache::{KeysValues, Position, attend_to_past};
 use crate::layers::{self, dropped, layer_norm, normal_linear, output, usable};
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
@@ -107,7 +108,7 @@ impl GptHalf {
 
     /// Runs the half on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
     /// nothing is kept for a backward pass.
-    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
+    pub(crate) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
         let normed = layer_norm(&self.norm, x_btc.clone());
         let branch = match &self.branch {
             Branch::Attention(attention) => attention.extend(normed, past, at),
@@ -132,7 +133,7 @@ impl Attention {
     fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
         let [query, key, value] = self.projected(x_btc);
         let (key, value) = past.add(key, value, at);
-        self.joined(attend_to_past(query, key, value))
+        self.joined(attend_to_past(query, key, value, None))
     }
 
     /// Queries, keys and values `[B, H, T, D]`.
@@ -159,7 +160,7 @@ fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tenso
         let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
         return attention(query, key, value, None, None, causal);
     }
-    attend_to_past(query, key, value)
+    attend_to_past(query, key, value, None)
 }
 
 // GPT-2 uses the tanh approximation of GELU ("gelu_new").
@@ -173,85 +174,4 @@ impl Mlp {
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
         layers::linear(&self.c_proj, gelu_approximate(layers::linear(&self.c_fc, x_btc)))
     }
-}
-
-/// The keys and values of all blocks for the tokens that a [`Gpt`](crate::Gpt) has read with [`extend`](crate::Gpt::extend).
-///
-/// It has room for the model's whole context from the first token on: `2 * layers * context * width` numbers for each text of the batch.
-/// A clone shares them until the clone or the original is extended.
-#[derive(Clone, Debug, Default)]
-pub struct GptCache {
-    pub(super) blocks: Vec<KeysValues>,
-    tokens: usize,
-    texts: usize,
-}
-
-impl GptCache {
-    /// A cache without tokens.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Number of tokens of each text that were read.
-    pub fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    /// Number of texts that are read side by side; `None` before the first tokens.
-    pub(super) fn texts(&self) -> Option<usize> {
-        (self.tokens > 0).then_some(self.texts)
-    }
-
-    /// Notes that `tokens` more tokens of `texts` texts were read.
-    pub(super) fn advance(&mut self, texts: usize, tokens: usize) {
-        (self.texts, self.tokens) = (texts, self.tokens + tokens);
-    }
-}
-
-/// The keys and values of one block, each `[B, H, S, D]`, of which the first P rows are written.
-#[derive(Clone, Debug, Default)]
-pub(super) struct KeysValues {
-    keys: Option<Tensor<4>>,
-    values: Option<Tensor<4>>,
-}
-
-/// The position of new tokens in the text.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Position {
-    /// Tokens before them.
-    pub(super) past: usize,
-    /// The longest text.
-    pub(super) context: usize,
-}
-
-impl KeysValues {
-    /// Writes the keys and values `[B, H, T, D]` of new tokens, and returns those of all tokens, `[B, H, P + T, D]`.
-    fn add(&mut self, key: Tensor<4>, value: Tensor<4>, at: Position) -> (Tensor<4>, Tensor<4>) {
-        (add(&mut self.keys, key, at), add(&mut self.values, value, at))
-    }
-}
-
-/// Writes `new` into `room` after `past` tokens. The tensor is taken out of `room` while it is written, so that a backend can write
-/// without a copy.
-fn add(room: &mut Option<Tensor<4>>, new: Tensor<4>, Position { past, context }: Position) -> Tensor<4> {
-    let [b, h, t, d] = new.dims();
-    let all = room.take().unwrap_or_else(|| Tensor::zeros([b, h, context, d], (&new.device(), new.dtype())));
-    let all = all.slice_assign([0..b, 0..h, past..past + t, 0..d], new);
-    room.insert(all).clone().narrow(2, 0, past + t)
-}
-
-/// Attention of the queries `[B, H, T, D]` of the newest T tokens to keys and values `[B, H, P + T, D]`: token t attends to the tokens
-/// before it and to itself. The softmax is computed in f32, as under torch's autocast.
-fn attend_to_past(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<4> {
-    let (dtype, [_, _, t, d], [_, _, all, _]) = (query.dtype(), query.dims(), key.dims());
-    // Division first: the product alone could exceed the range of f16.
-    let scores = (query / (d as f64).sqrt()).matmul(key.transpose()).cast(DType::F32);
-    let scores = match t {
-        1 => scores,
-        _ => {
-            let future = Tensor::<2, Bool>::tril_mask([t, all], (all - t) as i64, &scores.device()).unsqueeze();
-            scores.mask_fill(future, f32::NEG_INFINITY)
-        }
-    };
-    softmax(scores, 3).cast(dtype).matmul(value)
 }

@@ -3,13 +3,7 @@
 mod block;
 mod config;
 mod model;
-mod parts;
-mod reader;
-mod sampling;
 
-pub use block::{GptBlock, GptCache, GptHalf};
+pub use block::{GptBlock, GptHalf};
 pub use config::GptConfig;
 pub use model::Gpt;
-pub use parts::GptParts;
-pub use reader::GptReader;
-pub use sampling::Sampling;

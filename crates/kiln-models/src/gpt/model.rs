@@ -10,11 +10,10 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
 
-use super::block::{GptBlock, GptCache, GptHalf, KeysValues, Position};
+use super::block::{GptBlock, GptHalf};
 use super::config::GptConfig;
-use super::parts::GptParts;
 use crate::Error;
-use crate::layers::{dropped, layer_norm, output, usable};
+use crate::layers::{dropped, layer_norm, on_device, output, usable};
 
 /// GPT-2's `initializer_range`.
 const STD: f64 = 0.02;
@@ -74,7 +73,7 @@ impl Gpt {
     }
 
     /// The device of the embedding. Token ids must be on it.
-    pub(super) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.wte.weight.device()
     }
 
@@ -104,7 +103,12 @@ impl Gpt {
     }
 
     /// Turns token ids `[B, T]` that follow `past` tokens into the input of the first block, `[B, T, C]`.
-    fn embed_after(&self, past: usize, rows: Option<Arc<dyn RowParts>>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+    pub(crate) fn embed_after(
+        &self,
+        past: usize,
+        rows: Option<Arc<dyn RowParts>>,
+        ids_bt: Tensor<2, Int>,
+    ) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         let is_lean = usable(self.lean, &self.wpe.weight.val());
         let words_btc = match (rows, is_lean) {
@@ -139,18 +143,6 @@ impl Gpt {
         let x_btc = self.last_norm(x_btc);
         let weight_cv = self.output_weight(&x_btc.device(), x_btc.dtype());
         x_btc.matmul(weight_cv.unsqueeze())
-    }
-
-    /// Works as [`head`](Self::head), with the words of `parts`.
-    pub(super) fn head_in(&self, parts: &GptParts<'_>, x_btc: Tensor<3>) -> Tensor<3> {
-        let Some(words) = &parts.words else { return self.head(x_btc) };
-        let x_btc = self.last_norm(x_btc);
-        let (device, dtype) = (x_btc.device(), x_btc.dtype());
-        let logits = (0..words.count()).map(|part| {
-            let rows_vc = Tensor::<2>::from_data(words.read(part), &device).cast(dtype);
-            x_btc.clone().matmul(rows_vc.transpose().unsqueeze())
-        });
-        Tensor::cat(logits.collect(), 2)
     }
 
     /// The mean cross-entropy of the output of the last block `[B, T, C]` against the targets `[B, T]`, a tensor of one element in f32.
@@ -191,7 +183,7 @@ impl Gpt {
         (hidden, weight_cv)
     }
 
-    fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
+    pub(crate) fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
         match usable(self.lean, &x_btc) {
             true => output(kiln_layers::layer_norm(&self.ln_f, x_btc)),
             false => layer_norm(&self.ln_f, x_btc),
@@ -211,46 +203,6 @@ impl Gpt {
         self.head(self.features(ids_bt))
     }
 
-    /// Turns token ids `[B, T]` that follow the tokens in `cache` into the output of the last block, `[B, T, C]`. Up to rounding, it
-    /// equals the output of [`features`](Self::features) for all tokens together. The keys and values of the new tokens are added to the
-    /// cache.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] for no tokens, for more tokens than the context has room for, and for another number of texts than in the
-    /// cache.
-    pub fn extend(&self, ids_bt: Tensor<2, Int>, cache: &mut GptCache) -> Result<Tensor<3>, Error> {
-        self.extend_in(&GptParts::in_memory(), self.context(), ids_bt, cache)
-    }
-
-    /// Works as [`extend`](Self::extend), with parameters that come in when they are used, and with room for `context` tokens.
-    pub(super) fn extend_in(
-        &self,
-        parts: &GptParts<'_>,
-        context: usize,
-        ids_bt: Tensor<2, Int>,
-        cache: &mut GptCache,
-    ) -> Result<Tensor<3>, Error> {
-        let ([b, t], past) = (ids_bt.dims(), cache.tokens());
-        let invalid = |size, value, expected| Err(Error::InvalidInput { size, value, expected });
-        if t == 0 || past + t > context {
-            let expected = format!("1 to {} after {past} of {context}", context.saturating_sub(past));
-            return invalid("number of tokens", t, expected);
-        }
-        if let Some(texts) = cache.texts().filter(|texts| *texts != b) {
-            return invalid("number of texts", b, format!("{texts} as in the cache"));
-        }
-        let at = Position { past, context };
-        cache.blocks.resize_with(self.h.len(), KeysValues::default);
-        let mut x_btc = self.embed_after(past, parts.words.clone(), ids_bt);
-        for (block, own) in self.h.iter().zip(&mut cache.blocks) {
-            for half in block.halves() {
-                x_btc = parts.half(&half)?.extend(x_btc, own, at);
-            }
-        }
-        cache.advance(b, t);
-        Ok(x_btc)
-    }
-
     /// Turns token ids `[B, T]` into the output of the last block, `[B, T, C]`.
     ///
     /// # Panics
@@ -258,16 +210,4 @@ impl Gpt {
     pub fn features(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         self.h.iter().fold(self.embed(ids_bt), |x, block| block.forward(x))
     }
-
-    /// Works as [`features`](Self::features), with parameters that come in when they are used.
-    pub(super) fn features_in(&self, parts: &GptParts<'_>, ids_bt: Tensor<2, Int>) -> Result<Tensor<3>, Error> {
-        let x_btc = self.embed_by_rows(parts.words.clone(), ids_bt);
-        let mut halves = self.h.iter().flat_map(GptBlock::halves);
-        halves.try_fold(x_btc, |x, half| Ok(parts.half(&half)?.forward(x)))
-    }
-}
-
-/// The tensor on a device, and itself if it is there.
-fn on_device(tensor: Tensor<2>, device: &Device) -> Tensor<2> {
-    if tensor.device() == *device { tensor } else { tensor.to_device(device) }
 }

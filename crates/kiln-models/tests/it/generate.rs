@@ -5,17 +5,33 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_layers::RowParts;
-use kiln_models::{Error, Gpt, GptCache, GptConfig, GptParts, GptReader, Sampling};
+use kiln_models::{
+    Decoder, DecoderCache, DecoderConfig, DecoderParts, DecoderReader, Error, GptConfig, LlamaConfig, Sampling, Scaling,
+};
 use proptest::prelude::*;
 
 const CONTEXT: usize = 12;
 const VOCAB: usize = 31;
 
-fn model(lean: bool) -> Gpt {
+/// A GPT, and models of the Llama family with all that these differ in.
+fn models(lean: bool) -> [Decoder; 3] {
     let device = Device::flex();
     device.seed(3);
-    let config = GptConfig::tiny(VOCAB, CONTEXT).with_layers(2).with_heads(4).with_width(32).with_lean(lean);
-    config.init(&device).unwrap()
+    let gpt = GptConfig::tiny(VOCAB, CONTEXT).with_layers(2).with_heads(4).with_width(32).with_lean(lean);
+    let llama = LlamaConfig { kv_heads: 2, tied: true, ..LlamaConfig::new(VOCAB, CONTEXT, [2, 4, 32]).with_lean(lean) };
+    let scaling = Scaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, context: 8 };
+    let other = LlamaConfig {
+        kv_heads: 1,
+        depth: 10,
+        scaling,
+        qkv_bias: true,
+        head_norms: true,
+        window: Some(5),
+        unlimited: 1,
+        ..llama.clone()
+    };
+    let configs = [DecoderConfig::Gpt(gpt), DecoderConfig::Llama(llama), DecoderConfig::Llama(other)];
+    configs.map(|config| config.init(&device).unwrap())
 }
 
 fn ids(ids: &[u32]) -> Tensor<2, Int> {
@@ -36,7 +52,7 @@ fn assert_close(got: &[f32], expected: &[f32]) {
 }
 
 /// The logits of the token after `text`, from one pass over all of it.
-fn whole(model: &Gpt, text: &[u32]) -> Vec<f32> {
+fn whole(model: &Decoder, text: &[u32]) -> Vec<f32> {
     let logits = host(model.forward(ids(text)));
     logits[logits.len() - VOCAB..].to_vec()
 }
@@ -45,56 +61,59 @@ fn whole(model: &Gpt, text: &[u32]) -> Vec<f32> {
 fn a_cache_gives_the_logits_of_the_whole_text_at_each_position() {
     let text: Vec<u32> = (0..CONTEXT as u32).map(|i| i * 7 % VOCAB as u32).collect();
     for lean in [true, false] {
-        let model = model(lean);
-        let expected = host(model.forward(ids(&text)));
-        // In parts of every length: the first is the prompt, and tokens one by one are among them.
-        for part in 1..=CONTEXT {
-            let mut cache = GptCache::new();
-            let mut logits = vec![];
-            for tokens in text.chunks(part) {
-                logits.extend(host(model.head(model.extend(ids(tokens), &mut cache).unwrap())));
+        for model in models(lean) {
+            let expected = host(model.forward(ids(&text)));
+            // In parts of every length: the first is the prompt, and tokens one by one are among them.
+            for part in 1..=CONTEXT {
+                let mut cache = DecoderCache::new();
+                let mut logits = vec![];
+                for tokens in text.chunks(part) {
+                    logits.extend(host(model.head(model.extend(ids(tokens), &mut cache).unwrap())));
+                }
+                assert_eq!(cache.tokens(), CONTEXT);
+                assert_close(&logits, &expected);
             }
-            assert_eq!(cache.tokens(), CONTEXT);
-            assert_close(&logits, &expected);
         }
     }
 }
 
 #[test]
 fn texts_side_by_side_and_clones_of_a_cache_do_not_mix() {
-    let model = model(true);
-    let (first, second) = ([1, 2, 3, 4, 5], [9, 8, 7, 6, 5]);
-    let mut cache = GptCache::new();
-    let both = Tensor::cat(vec![ids(&first[..3]), ids(&second[..3])], 0);
-    model.extend(both, &mut cache).unwrap();
-    let rest = Tensor::cat(vec![ids(&first[3..]), ids(&second[3..])], 0);
-    let logits = host(model.head(model.extend(rest, &mut cache.clone()).unwrap()));
-    assert_close(&logits[VOCAB..2 * VOCAB], &whole(&model, &first));
-    assert_close(&logits[3 * VOCAB..], &whole(&model, &second));
-    // What the clone has read is not in the cache.
-    let other = Tensor::cat(vec![ids(&[20]), ids(&[21])], 0);
-    let logits = host(model.head(model.extend(other, &mut cache).unwrap()));
-    assert_close(&logits[..VOCAB], &whole(&model, &[1, 2, 3, 20]));
-    assert_close(&logits[VOCAB..], &whole(&model, &[9, 8, 7, 21]));
+    for model in models(true) {
+        let (first, second) = ([1, 2, 3, 4, 5], [9, 8, 7, 6, 5]);
+        let mut cache = DecoderCache::new();
+        let both = Tensor::cat(vec![ids(&first[..3]), ids(&second[..3])], 0);
+        model.extend(both, &mut cache).unwrap();
+        let rest = Tensor::cat(vec![ids(&first[3..]), ids(&second[3..])], 0);
+        let logits = host(model.head(model.extend(rest, &mut cache.clone()).unwrap()));
+        assert_close(&logits[VOCAB..2 * VOCAB], &whole(&model, &first));
+        assert_close(&logits[3 * VOCAB..], &whole(&model, &second));
+        // What the clone has read is not in the cache.
+        let other = Tensor::cat(vec![ids(&[20]), ids(&[21])], 0);
+        let logits = host(model.head(model.extend(other, &mut cache).unwrap()));
+        assert_close(&logits[..VOCAB], &whole(&model, &[1, 2, 3, 20]));
+        assert_close(&logits[VOCAB..], &whole(&model, &[9, 8, 7, 21]));
+    }
 }
 
 #[test]
 fn a_text_longer_than_the_context_is_read_through_its_newest_tokens() {
-    let model = model(true);
-    let text: Vec<u32> = (0..40).map(|i| i * 11 % VOCAB as u32).collect();
-    for first in [1, 5, CONTEXT, CONTEXT + 1, 30] {
-        let (mut cached, mut uncached) = (GptReader::new(&model), GptReader::uncached(&model));
-        for end in first..=text.len() {
-            let new = if end == first { &text[..first] } else { &text[end - 1..end] };
-            let logits = [host(cached.read(new).unwrap()), host(uncached.read(new).unwrap())];
-            let seen = cached.window().len();
-            assert!((end.min(CONTEXT / 2)..=CONTEXT).contains(&seen), "{seen} of {end}");
-            assert_eq!(cached.window(), &text[end - seen..end]);
-            assert_close(&logits[0], &whole(&model, cached.window()));
-            assert_eq!(uncached.window(), &text[end.saturating_sub(CONTEXT)..end]);
-            assert_close(&logits[1], &whole(&model, uncached.window()));
-            if end <= CONTEXT {
-                assert_close(&logits[0], &logits[1]);
+    for model in models(true) {
+        let text: Vec<u32> = (0..40).map(|i| i * 11 % VOCAB as u32).collect();
+        for first in [1, 5, CONTEXT, CONTEXT + 1, 30] {
+            let (mut cached, mut uncached) = (DecoderReader::new(&model), DecoderReader::uncached(&model));
+            for end in first..=text.len() {
+                let new = if end == first { &text[..first] } else { &text[end - 1..end] };
+                let logits = [host(cached.read(new).unwrap()), host(uncached.read(new).unwrap())];
+                let seen = cached.window().len();
+                assert!((end.min(CONTEXT / 2)..=CONTEXT).contains(&seen), "{seen} of {end}");
+                assert_eq!(cached.window(), &text[end - seen..end]);
+                assert_close(&logits[0], &whole(&model, cached.window()));
+                assert_eq!(uncached.window(), &text[end.saturating_sub(CONTEXT)..end]);
+                assert_close(&logits[1], &whole(&model, uncached.window()));
+                if end <= CONTEXT {
+                    assert_close(&logits[0], &logits[1]);
+                }
             }
         }
     }
@@ -128,17 +147,18 @@ impl RowParts for Words {
 
 #[test]
 fn a_reader_with_less_context_reads_as_a_model_with_it() {
-    let model = model(true);
-    let text: Vec<u32> = (0..9).map(|i| i * 11 % VOCAB as u32).collect();
-    for cached in [true, false] {
-        let readers = [GptReader::new(&model), GptReader::new(&model).with_context(5)];
-        let [mut whole, mut less] = readers.map(|reader| if cached { reader } else { reader.without_cache() });
-        for (read, id) in text.iter().enumerate() {
-            let [expected, got] = [&mut whole, &mut less].map(|reader| host(reader.read(&[*id]).unwrap()));
-            assert!(less.window().len() <= 5 && less.window() == &text[read + 1 - less.window().len()..=read]);
-            match read {
-                0..5 => assert_close(&got, &expected),
-                _ => assert_close(&got, &self::whole(&model, less.window())),
+    for model in models(true) {
+        let text: Vec<u32> = (0..9).map(|i| i * 11 % VOCAB as u32).collect();
+        for cached in [true, false] {
+            let readers = [DecoderReader::new(&model), DecoderReader::new(&model).with_context(5)];
+            let [mut whole, mut less] = readers.map(|reader| if cached { reader } else { reader.without_cache() });
+            for (read, id) in text.iter().enumerate() {
+                let [expected, got] = [&mut whole, &mut less].map(|reader| host(reader.read(&[*id]).unwrap()));
+                assert!(less.window().len() <= 5 && less.window() == &text[read + 1 - less.window().len()..=read]);
+                match read {
+                    0..5 => assert_close(&got, &expected),
+                    _ => assert_close(&got, &self::whole(&model, less.window())),
+                }
             }
         }
     }
@@ -146,26 +166,27 @@ fn a_reader_with_less_context_reads_as_a_model_with_it() {
 
 #[test]
 fn a_model_in_parts_has_the_logits_of_one_in_memory() {
-    let model = model(true);
-    let words: Arc<dyn RowParts> = Arc::new(Words(model.words().unwrap().val().into_data()));
-    let text: Vec<u32> = (0..20).map(|i| i * 11 % VOCAB as u32).collect();
-    for words in [None, Some(words)] {
-        let brought = Cell::new(0);
-        let mut parts = GptParts::new(|block| {
-            brought.set(brought.get() + 1);
-            Ok(block)
-        });
-        if let Some(words) = words {
-            parts = parts.with_words(words, || None);
-        }
-        for cached in [true, false] {
-            let readers = [GptReader::new(&model), GptReader::in_parts(&model, parts.clone())];
-            let mut readers = readers.map(|reader| if cached { reader } else { reader.without_cache() });
-            for (read, id) in text.iter().enumerate() {
-                brought.set(0);
-                let [whole, parts] = readers.each_mut().map(|reader| host(reader.read(&[*id]).unwrap()));
-                assert!(whole == parts, "{read} with a cache: {cached}");
-                assert_eq!(brought.get(), 4, "the halves of two blocks");
+    for model in models(true) {
+        let words: Arc<dyn RowParts> = Arc::new(Words(model.words().unwrap().val().into_data()));
+        let text: Vec<u32> = (0..20).map(|i| i * 11 % VOCAB as u32).collect();
+        for words in [None, Some(words)] {
+            let brought = Cell::new(0);
+            let mut parts = DecoderParts::new(|block| {
+                brought.set(brought.get() + 1);
+                Ok(block)
+            });
+            if let Some(words) = words {
+                parts = parts.with_words(words, || None);
+            }
+            for cached in [true, false] {
+                let readers = [DecoderReader::new(&model), DecoderReader::in_parts(&model, parts.clone())];
+                let mut readers = readers.map(|reader| if cached { reader } else { reader.without_cache() });
+                for (read, id) in text.iter().enumerate() {
+                    brought.set(0);
+                    let [whole, parts] = readers.each_mut().map(|reader| host(reader.read(&[*id]).unwrap()));
+                    assert!(whole == parts, "{read} with a cache: {cached}");
+                    assert_eq!(brought.get(), 4, "the halves of two blocks");
+                }
             }
         }
     }
@@ -173,39 +194,41 @@ fn a_model_in_parts_has_the_logits_of_one_in_memory() {
 
 #[test]
 fn parameters_that_cannot_be_read_are_an_error_wherever_they_are_needed() {
-    let model = model(true);
-    let words = || Arc::new(Words(model.words().unwrap().val().into_data()));
-    let (halves, asked) = (2 * model.blocks().len(), Cell::new(0));
-    // The words are needed before the first half of a block and after the last one.
-    for fails_at in 0..=halves {
-        let unread = || (asked.replace(asked.get() + 1) == fails_at).then(|| "the disk is gone".to_owned());
-        asked.set(0);
-        let result = GptReader::in_parts(&model, GptParts::new(Ok).with_words(words(), unread)).read(&[1]);
-        assert!(matches!(result, Err(Error::Unread { reason }) if reason == "the disk is gone"), "{fails_at}");
+    for model in models(true) {
+        let words = || Arc::new(Words(model.words().unwrap().val().into_data()));
+        let (halves, asked) = (2 * model.blocks().len(), Cell::new(0));
+        // The words are needed before the first half of a block and after the last one.
+        for fails_at in 0..=halves {
+            let unread = || (asked.replace(asked.get() + 1) == fails_at).then(|| "the disk is gone".to_owned());
+            asked.set(0);
+            let result = DecoderReader::in_parts(&model, DecoderParts::new(Ok).with_words(words(), unread)).read(&[1]);
+            assert!(matches!(result, Err(Error::Unread { reason }) if reason == "the disk is gone"), "{fails_at}");
+        }
+        let parts = DecoderParts::new(|_| Err("the disk is gone".into()));
+        let result = DecoderReader::in_parts(&model, parts).read(&[1]);
+        assert!(matches!(result, Err(Error::Unread { reason }) if reason == "the disk is gone"));
     }
-    let parts = GptParts::new(|_| Err("the disk is gone".into()));
-    let result = GptReader::in_parts(&model, parts).read(&[1]);
-    assert!(matches!(result, Err(Error::Unread { reason }) if reason == "the disk is gone"));
 }
 
 #[test]
 fn tokens_that_cannot_be_read_are_refused_and_change_nothing() {
-    let model = model(true);
-    let mut cache = GptCache::new();
-    let error = |result: Result<Tensor<3>, Error>| result.unwrap_err().to_string();
-    model.extend(ids(&[1; 10]), &mut cache).unwrap();
-    let text = error(model.extend(ids(&[1; 3]), &mut cache));
-    assert!(text.contains("is 3, expected 1 to 2 after 10 of 12"), "{text}");
-    let two = Tensor::cat(vec![ids(&[1]), ids(&[1])], 0);
-    let text = error(model.extend(two, &mut cache));
-    assert!(text.contains("number of texts") && text.contains("1 as in the cache"), "{text}");
-    assert_eq!(cache.tokens(), 10);
-    let mut reader = GptReader::new(&model);
-    for (ids, expected) in [(&[][..], "at least 1"), (&[3, VOCAB as u32], "is 31, expected below 31")] {
-        let text = reader.read(ids).unwrap_err().to_string();
-        assert!(text.contains(expected), "{text}");
+    for model in models(true) {
+        let mut cache = DecoderCache::new();
+        let error = |result: Result<Tensor<3>, Error>| result.unwrap_err().to_string();
+        model.extend(ids(&[1; 10]), &mut cache).unwrap();
+        let text = error(model.extend(ids(&[1; 3]), &mut cache));
+        assert!(text.contains("is 3, expected 1 to 2 after 10 of 12"), "{text}");
+        let two = Tensor::cat(vec![ids(&[1]), ids(&[1])], 0);
+        let text = error(model.extend(two, &mut cache));
+        assert!(text.contains("number of texts") && text.contains("1 as in the cache"), "{text}");
+        assert_eq!(cache.tokens(), 10);
+        let mut reader = DecoderReader::new(&model);
+        for (ids, expected) in [(&[][..], "at least 1"), (&[3, VOCAB as u32], "is 31, expected below 31")] {
+            let text = reader.read(ids).unwrap_err().to_string();
+            assert!(text.contains(expected), "{text}");
+        }
+        assert!(reader.window().is_empty());
     }
-    assert!(reader.window().is_empty());
 }
 
 fn logits() -> impl Strategy<Value = Vec<f32>> {

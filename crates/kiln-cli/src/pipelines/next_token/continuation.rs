@@ -7,7 +7,7 @@ use burn::data::dataset::Dataset;
 use burn::module::Module;
 use kiln_checkpointing::Streamed;
 use kiln_data::{TextTokens, Tokenizer, TokenizerKind, sample_rng};
-use kiln_models::{Gpt, GptParts, GptReader, Sampling};
+use kiln_models::{DecoderParts, DecoderReader, Gpt, Sampling};
 use kiln_report::Text;
 use rand::RngExt;
 
@@ -55,14 +55,14 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
 }
 
 /// A reader of a model, some of whose parameters may be in a store: it brings in half a block after the other for each token.
-pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> GptReader<'a> {
-    let Some(streamed) = streamed else { return GptReader::new(model) };
-    let parts = GptParts::new(|half| streamed.filled(half).map_err(|error| error.to_string()));
+pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> DecoderReader<'a> {
+    let Some(streamed) = streamed else { return DecoderReader::new(model) };
+    let parts = DecoderParts::new(|half| streamed.filled(half).map_err(|error| error.to_string()));
     let parts = match model.words().and_then(|words| streamed.rows(words.id)) {
         Some(words) => parts.with_words(words, || streamed.take_failure().map(|error| error.to_string())),
         None => parts,
     };
-    GptReader::in_parts(model, parts)
+    DecoderReader::in_parts(model, parts)
 }
 
 /// Tokens after `prompt`.

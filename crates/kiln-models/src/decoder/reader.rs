@@ -2,24 +2,24 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::block::GptCache;
-use super::model::Gpt;
-use super::parts::GptParts;
+use super::model::Decoder;
+use super::parts::DecoderParts;
 use crate::Error;
+use crate::cache::DecoderCache;
 
 /// Reads a text of any length, and gives the logits of the token that comes next.
 ///
-/// With a cache ([`new`](Self::new)) only the new token is computed. Positions are learned, so tokens in the cache cannot move. When the
-/// context is full, the older half of it is dropped, and the newer half is computed again at positions from 0 on. The model then sees
+/// With a cache ([`new`](Self::new)) only the new token is computed. The keys of tokens in the cache are those of their positions, and cannot
+/// move. When the context is full, the older half of it is dropped, and the newer half is computed again at positions from 0 on. The model then sees
 /// between half of its context and all of it. Without a cache ([`uncached`](Self::uncached)) the newest tokens are computed again for
 /// each token, and the model always sees its whole context, as in nanoGPT's `sample.py`.
 ///
 /// ```
 /// use burn::tensor::Device;
-/// use kiln_models::{GptConfig, GptReader, Sampling};
+/// use kiln_models::{DecoderReader, GptConfig, Sampling};
 ///
 /// let model = GptConfig::tiny(256, 16).init(&Device::flex())?;
-/// let (mut reader, greedy) = (GptReader::new(&model), Sampling::new(0.0));
+/// let (mut reader, greedy) = (DecoderReader::new(&model), Sampling::new(0.0));
 /// let mut text = b"Call me".to_vec();
 /// let mut logits = reader.read(&text.iter().map(|byte| u32::from(*byte)).collect::<Vec<_>>())?;
 /// while text.len() < 30 {
@@ -31,32 +31,33 @@ use crate::Error;
 /// # Ok::<(), kiln_models::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct GptReader<'a> {
-    model: &'a Gpt,
-    parts: GptParts<'a>,
+pub struct DecoderReader<'a> {
+    model: Decoder,
+    parts: DecoderParts<'a>,
     device: Device,
     /// The most tokens in sight.
     context: usize,
     /// The newest tokens, at most the context.
     window: Vec<u32>,
-    cache: Option<GptCache>,
+    cache: Option<DecoderCache>,
 }
 
-impl<'a> GptReader<'a> {
+impl<'a> DecoderReader<'a> {
     /// A reader that keeps keys and values.
-    pub fn new(model: &'a Gpt) -> Self {
-        Self::in_parts(model, GptParts::in_memory())
+    pub fn new(model: impl Into<Decoder>) -> Self {
+        Self::in_parts(model, DecoderParts::in_memory())
     }
 
     /// A reader that keeps keys and values, of a model whose parameters come into memory when they are used, all of them once for each call
     /// of [`read`](Self::read).
-    pub fn in_parts(model: &'a Gpt, parts: GptParts<'a>) -> Self {
+    pub fn in_parts(model: impl Into<Decoder>, parts: DecoderParts<'a>) -> Self {
+        let model = model.into();
         let (device, context) = (model.device(), model.context());
-        Self { model, parts, device, context, window: vec![], cache: Some(GptCache::new()) }
+        Self { model, parts, device, context, window: vec![], cache: Some(DecoderCache::new()) }
     }
 
     /// A reader without a cache: it computes all tokens in sight again for each token.
-    pub fn uncached(model: &'a Gpt) -> Self {
+    pub fn uncached(model: impl Into<Decoder>) -> Self {
         Self::new(model).without_cache()
     }
 
@@ -106,7 +107,7 @@ impl<'a> GptReader<'a> {
                 let ids_bt = tensor(&self.window, &self.device);
                 match cache {
                     Some(cache) => {
-                        *cache = GptCache::new();
+                        *cache = DecoderCache::new();
                         self.model.extend_in(&self.parts, self.context, ids_bt, cache)?
                     }
                     None => self.model.features_in(&self.parts, ids_bt)?,

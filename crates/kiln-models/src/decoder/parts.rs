@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use kiln_layers::RowParts;
 
-use super::block::GptHalf;
+use super::blocks::DecoderHalf;
 use crate::Error;
 
-/// The parameters of a [`Gpt`](crate::Gpt) that is larger than the memory: the halves of its blocks come one after the other, and its [words](crate::Gpt::words) some rows at
-/// a time. All other parameters are those of the model.
+/// The parameters of a [`Decoder`](crate::Decoder) that is larger than the memory: the halves of its blocks come one after the other, and its
+/// [words](crate::Decoder::words) some rows at a time. All other parameters are those of the model.
 #[derive(Clone)]
-pub struct GptParts<'a> {
+pub struct DecoderParts<'a> {
     pub(super) words: Option<Arc<dyn RowParts>>,
-    bring: Rc<dyn Fn(GptHalf) -> Result<GptHalf, String> + 'a>,
+    bring: Rc<dyn Fn(DecoderHalf) -> Result<DecoderHalf, String> + 'a>,
     unread: Rc<dyn Fn() -> Option<String> + 'a>,
 }
 
-impl<'a> GptParts<'a> {
+impl<'a> DecoderParts<'a> {
     /// The parts of a model whose words are in memory. `bring` gives half a block of it its values, or returns the reason why they cannot be read.
-    pub fn new(bring: impl Fn(GptHalf) -> Result<GptHalf, String> + 'a) -> Self {
+    pub fn new(bring: impl Fn(DecoderHalf) -> Result<DecoderHalf, String> + 'a) -> Self {
         Self { words: None, bring: Rc::new(bring), unread: Rc::new(|| None) }
     }
 
@@ -36,7 +36,7 @@ impl<'a> GptParts<'a> {
         Self::new(Ok)
     }
 
-    pub(super) fn half(&self, half: &GptHalf) -> Result<GptHalf, Error> {
+    pub(super) fn half(&self, half: &DecoderHalf) -> Result<DecoderHalf, Error> {
         self.were_read()?;
         (self.bring)(half.clone()).map_err(|reason| Error::Unread { reason })
     }
@@ -47,8 +47,8 @@ impl<'a> GptParts<'a> {
     }
 }
 
-impl fmt::Debug for GptParts<'_> {
+impl fmt::Debug for DecoderParts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GptParts").field("words", &self.words).finish_non_exhaustive()
+        f.debug_struct("DecoderParts").field("words", &self.words).finish_non_exhaustive()
     }
 }

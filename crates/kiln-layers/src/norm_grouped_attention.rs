@@ -1,0 +1,234 @@
+//! A norm, the linear layers that make queries, keys and values, rotary positions and grouped attention in one operation, on burn's modules.
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::nn::{Linear, RmsNorm};
+use burn::tensor::{Shape, Tensor};
+use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, run};
+
+use crate::attention::{AttentionOptions, Settings, Sizes, grouped, grouped_backward, grouped_terms};
+use crate::check::{main_input, same_size};
+use crate::error::Error;
+use crate::linear::parameters;
+use crate::norm::{Norm, NormSettings, row_norm, row_norm_gradients};
+use crate::normed_layers::{NormedLayers, normed_gradients, normed_layers, nothing};
+use crate::rotary::{Direction, RotaryOptions, rotated_heads};
+
+/// The layers before the attention of a decoder's block.
+#[derive(Clone, Copy, Debug)]
+pub struct Projections<'a> {
+    /// The norm of the input.
+    pub norm: &'a RmsNorm,
+    /// The layer of the queries: `heads` times the depth outputs.
+    pub query: &'a Linear,
+    /// The layer of the keys: a number of heads that divides `heads`, times the depth.
+    pub key: &'a Linear,
+    /// The layer of the values, as large as that of the keys.
+    pub value: &'a Linear,
+    /// Norms of each head of the queries and of the keys, as in Qwen 3, before they are rotated.
+    pub head_norms: Option<[&'a RmsNorm; 2]>,
+    /// The positions of queries and keys.
+    pub rotary: RotaryOptions,
+    /// Heads of the queries.
+    pub heads: usize,
+}
+
+/// An RMS norm, linear layers for queries, keys and values, rotary positions and grouped attention in one operation, as in the blocks of Llama.
+/// The output has the bits of [`norm_linear`](crate::norm_linear), [`rotary`](crate::rotary) and [`attention`](crate::attention) one after
+/// the other.
+///
+/// `x` is `[batch, time, width]` in f32, f16 or bf16. The result is `[batch, time, heads * depth]`, for the linear layer that joins the heads.
+/// `options` is a [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps `x`, the result, and one f32 value for each query of each head, and two
+/// for each row of `x`. Queries, keys and values are computed again in the backward pass.
+///
+/// # Errors
+/// Those of [`norm_linear`](crate::norm_linear) for each layer, and those of [`rotary`](crate::rotary) and [`attention`](crate::attention).
+pub fn norm_grouped_attention(
+    projections: Projections<'_>,
+    x: Tensor<3>,
+    options: impl Into<AttentionOptions>,
+) -> Result<Tensor<3>, Error> {
+    main_input("the input", &x)?;
+    let Projections { norm, query, key, value, head_norms, rotary, heads } = projections;
+    let ([samples, time, width], device) = (x.dims(), x.device());
+    let (norm_weight, _, norm) = Norm::from(norm).parameters(width)?;
+    let layer = |layer| parameters(layer, width, &device);
+    let layers = [layer(query)?, layer(key)?, layer(value)?];
+    let [of_query, of_key, of_value] = layers.each_ref().map(|(weight, _)| weight.dims()[1]);
+    same_size(("the number of outputs of the keys", of_key), ("that of the values", of_value))?;
+    let not_divided = |name, value: usize, expected| Error::InvalidSetting { name, value: value.to_string(), expected };
+    if heads == 0 || !of_query.is_multiple_of(heads) {
+        return Err(not_divided("the number of heads", heads, "a divisor of the outputs of the queries"));
+    }
+    let depth = of_query / heads;
+    if depth == 0 || !of_key.is_multiple_of(depth) {
+        return Err(not_divided("the number of outputs of the keys", of_key, "a multiple of the depth of a head"));
+    }
+    rotary.check(depth)?;
+    let sizes = Sizes { samples, heads, kv_heads: of_key / depth, time, keys: time, depth };
+    let (settings, masks) = grouped_terms(sizes, options.into(), &device)?.into_inputs();
+    let (mut head_weights, mut head_norm) = (vec![], None);
+    for norm in head_norms.into_iter().flatten() {
+        let (weight, _, settings) = Norm::from(norm).parameters(depth)?;
+        head_weights.push(weight.into_dispatch());
+        head_norm = Some(settings);
+    }
+    let layers = layers.into_iter().flat_map(|(weight, bias)| [weight.into_dispatch(), bias.into_dispatch()]);
+    let inputs = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers);
+    let inputs = inputs.chain(head_weights).chain(masks).collect();
+    Ok(Tensor::from_dispatch(run(NormGroupedAttention { norm, head_norm, rotary, settings }, inputs).remove(0)))
+}
+
+/// Inputs are x, the norm's weight, weight and bias of each of the three layers, the weights of the norms of heads, if there are any, and the
+/// masks of the attention.
+#[derive(Clone, Debug)]
+struct NormGroupedAttention {
+    norm: NormSettings,
+    head_norm: Option<NormSettings>,
+    rotary: RotaryOptions,
+    settings: Settings,
+}
+
+/// What the backward pass needs.
+#[derive(Clone, Debug)]
+struct Saved<T> {
+    /// x, the norm's weight, and weight and bias of each layer.
+    layers: Vec<T>,
+    /// Weights of the norms of heads.
+    head_norms: Vec<T>,
+    masks: Vec<T>,
+    output: T,
+    log_sums: T,
+}
+
+/// The number of inputs of norm and layers.
+const OF_LAYERS: usize = 8;
+
+impl Operation for NormGroupedAttention {
+    const NAME: &'static str = "norm and grouped attention";
+
+    type Saved<B: KernelBackend> = Saved<FloatTensor<B>>;
+
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
+        let mut head_norms = inputs.split_off(OF_LAYERS);
+        let masks = head_norms.split_off(if self.head_norm.is_some() { 2 } else { 0 });
+        let kept = wanted.contains(&true).then(|| inputs.clone());
+        let Heads { heads, .. } = self.heads::<B>(inputs, &head_norms);
+        let [output, log_sums] = grouped::<B>(heads, &self.settings, &masks);
+        let output = joined::<B>(output);
+        let saved = kept.map(|layers| Saved { layers, head_norms, masks, output: output.clone(), log_sums });
+        Computed { outputs: vec![output], saved }
+    }
+
+    fn gradient<B: KernelBackend>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradients::<B>(saved, gradient, wanted, None)
+    }
+
+    fn in_order(&self) -> InOrder {
+        InOrder::Backward(match self.head_norm {
+            Some(_) => &[1, 2, 3, 4, 5, 6, 7, 8, 9],
+            None => &[1, 2, 3, 4, 5, 6, 7],
+        })
+    }
+
+    fn gradient_in_order<B: KernelBackend>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        sums: Vec<Onto<FloatTensor<B>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradients::<B>(saved, gradient, wanted, Some(sums))
+    }
+}
+
+/// Queries, keys and values `[batch, heads, time, depth]`, and what they were computed from.
+struct Heads<B: KernelBackend> {
+    heads: [FloatTensor<B>; 3],
+    layers: NormedLayers<FloatTensor<B>>,
+    /// Inputs `[batch, time, heads, depth]` and statistics of the norms of heads.
+    normed: Vec<[FloatTensor<B>; 2]>,
+}
+
+impl NormGroupedAttention {
+    fn heads<B: KernelBackend>(&self, layers: Vec<FloatTensor<B>>, head_norms: &[FloatTensor<B>]) -> Heads<B> {
+        let (projected, layers) = normed_layers::<B>(layers, self.norm);
+        let depth = projected[0].shape()[2] / self.settings.heads;
+        let mut normed = vec![];
+        let heads = projected.into_iter().enumerate().map(|(index, projected)| {
+            let mut heads = split::<B>(projected, depth);
+            if let (Some(settings), Some(weight)) = (self.head_norm, head_norms.get(index)) {
+                let [y, statistics] = row_norm::<B>(heads.clone(), weight.clone(), nothing::<B>(weight), settings);
+                normed.push([heads, statistics]);
+                heads = y;
+            }
+            if index < 2 {
+                heads = rotated_heads::<B>(heads, self.rotary, Direction::Forward);
+            }
+            B::float_swap_dims(heads, 1, 2)
+        });
+        let heads = all(heads.collect());
+        Heads { heads, layers, normed }
+    }
+
+    fn gradients<B: KernelBackend>(
+        &self,
+        Saved { layers, head_norms, masks, output, log_sums }: Saved<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let Heads { heads: [queries, keys, values], layers, mut normed } = self.heads::<B>(layers, &head_norms);
+        let depth = queries.shape()[3];
+        let by_heads = |tensor| B::float_swap_dims(split::<B>(tensor, depth), 1, 2);
+        let saved = [queries, keys, values, by_heads(output), log_sums];
+        let of_heads = grouped_backward::<B>(saved, by_heads(gradient), &self.settings, masks, [true; 3]);
+        let mut head_sums = sums.as_mut().map(|sums| sums.split_off(OF_LAYERS).into_iter());
+        let mut of_head_norms = vec![];
+        normed.reverse();
+        let of_outputs = of_heads.into_iter().enumerate().map(|(index, of_heads)| {
+            let mut of_heads = B::float_swap_dims(of_heads, 1, 2);
+            if index < 2 {
+                of_heads = rotated_heads::<B>(of_heads, self.rotary, Direction::Back);
+            }
+            if let (Some(settings), Some([x, statistics]), Some(weight)) =
+                (self.head_norm, normed.pop(), head_norms.get(index))
+            {
+                let sum = head_sums.as_mut().and_then(Iterator::next);
+                let sums = sum.map(|sum| [Onto::Apart, sum, Onto::Apart]);
+                let saved = [x, statistics, weight.clone()];
+                let flags = [true, wanted[OF_LAYERS + index], false];
+                let [of_x, of_weight, _] = row_norm_gradients::<B>(saved, of_heads.clone(), settings, flags, sums);
+                of_head_norms.push(of_weight);
+                of_heads = of_x.unwrap_or(of_heads);
+            }
+            let [samples, time, heads, depth] = of_heads.shape().dims();
+            B::float_reshape(of_heads, Shape::new([samples, time, heads * depth]))
+        });
+        let of_outputs = of_outputs.collect();
+        let mut made = normed_gradients::<B>(layers, of_outputs, &wanted[..OF_LAYERS], sums);
+        made.extend(of_head_norms);
+        made
+    }
+}
+
+/// Turns `[batch, time, heads * depth]` into `[batch, time, heads, depth]`.
+fn split<B: KernelBackend>(tensor: FloatTensor<B>, depth: usize) -> FloatTensor<B> {
+    let [samples, time, width] = tensor.shape().dims();
+    B::float_reshape(tensor, Shape::new([samples, time, width / depth, depth]))
+}
+
+/// Turns `[batch, heads, time, depth]` into `[batch, time, heads * depth]`.
+fn joined<B: KernelBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let [samples, heads, time, depth] = tensor.shape().dims();
+    B::float_reshape(B::float_swap_dims(tensor, 1, 2), Shape::new([samples, time, heads * depth]))
+}
