@@ -18,7 +18,7 @@ use kiln_cli::HEAP;
 use kiln_cli::pipelines::{Classify, NextToken};
 use kiln_cli::units::MIB;
 use kiln_data::{ImageBatch, TextBatch};
-use kiln_models::{ClassifierConfig, GptConfig, ResNetConfig, Stem};
+use kiln_models::{ClassifierConfig, DecoderConfig, GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, Trainer, TrainerBuilder};
 use serde_json::Value;
@@ -59,7 +59,8 @@ fn text(config: GptConfig, samples: usize) -> impl FnMut() -> Steps {
     let (context, vocab) = (config.context, config.vocab);
     let tokens = (0..samples * (context + 1)).map(|token| (token * 31 % vocab) as u32).collect();
     let sample = TextBatch { tokens, shape: [samples, context + 1], ids: vec![0; samples] };
-    let builder = Trainer::try_builder(NextToken::unmeasured(), move |device| config.init(device));
+    let builder =
+        Trainer::try_builder(NextToken::unmeasured(), move |device| DecoderConfig::Gpt(config.clone()).init(device));
     steps(builder, sample, OptimizerConfig::adamw(), 1.0)
 }
 

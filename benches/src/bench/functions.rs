@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_checkpointing::{ChainCost, Cost, Plan, solve};
 use kiln_data::{ImageBatch, LoaderConfig, Order, TextBatch, Transform, open_images};
 use kiln_memory::{BackendProfile, Recorder, StepOptions, UpdateChunks, record_step};
-use kiln_models::{Gpt, GptConfig};
+use kiln_models::{Decoder, DecoderConfig, GptConfig};
 use kiln_recovery::Probe;
 
 use super::case::Function;
@@ -110,8 +110,8 @@ fn probe(device: &Device) -> Call {
 
 /// One recording of the step of the tiny decoder, with the options of a training step that clips.
 fn recording() -> Result<Call> {
-    let config = GptConfig::tiny(256, 64);
-    let (task, context) = (NextToken::unmeasured(), config.context);
+    let config = DecoderConfig::Gpt(GptConfig::tiny(256, 64));
+    let (task, context) = (NextToken::unmeasured(), config.context());
     let options = StepOptions {
         scale_gradients: true,
         reads_norm: true,
@@ -126,7 +126,7 @@ fn recording() -> Result<Call> {
             ids: vec![0; samples],
         };
         let build = |device: &Device| config.init(device).unwrap_or_else(|e| panic!("{e}"));
-        let loss = |model: &Gpt, recorder: &Recorder| {
+        let loss = |model: &Decoder, recorder: &Recorder| {
             let (x, target) = task.begin(model, &batch(recorder.batch()), recorder.device());
             recorder.cut();
             let x = task.blocks(model).iter().fold(x, |x, block| {

@@ -46,7 +46,7 @@ pub(crate) fn gpt(case: &Case, device: &str, rank: usize) -> Result<(Run<NextTok
     let mut settings = next_token::fixture_recipe();
     case.apply(&mut settings.run, device)?;
     place(&mut settings.run, rank)?;
-    settings.model.lean = case.lean();
+    settings.model = settings.model.with_lean(case.lean());
     settings.schedule = SCHEDULE;
     next_token::run(settings)
 }

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use kiln_data::{ImageBatch, TextBatch};
 use kiln_memory::Prediction;
-use kiln_models::{ClassifierConfig, GptConfig, ResNetConfig, Stem};
+use kiln_models::{ClassifierConfig, DecoderConfig, GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{OptimizerConfig, Planner, ScheduleConfig, Task, Trainer, TrainerBuilder};
 
@@ -126,7 +126,7 @@ impl Text {
         Network {
             name: &self.name,
             task: NextToken::unmeasured,
-            init: Box::new(|device| self.config.init(device)),
+            init: Box::new(|device| DecoderConfig::Gpt(self.config.clone()).init(device)),
             batch: Box::new(|samples| self.batch(samples)),
             optimizer: OptimizerConfig::adamw(),
             clip_norm: None,

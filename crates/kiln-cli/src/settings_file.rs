@@ -199,7 +199,7 @@ mod tests {
                 assert_eq!(Some(settings.data.tiles.size), file.number("tiles", "size"), "{name}");
             } else {
                 let settings = resolve::<NextToken>(Some(&next_token::recipe()), Some(&file), Table::new()).unwrap();
-                assert_eq!(Some(settings.model.context), file.number("model", "context"), "{name}");
+                assert_eq!(Some(settings.model.context()), file.number("model", "context"), "{name}");
             }
             read += 1;
         }

@@ -108,10 +108,17 @@ pub(crate) fn torch_uniform() -> Initializer {
     Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }
 }
 
+/// The deviation of the initial weights of decoders: `initializer_range` of GPT-2 and Llama.
+pub(crate) const STD: f64 = 0.02;
+
+/// Numbers from N(0, std).
+pub(crate) const fn normal(std: f64) -> Initializer {
+    Initializer::Normal { mean: 0.0, std }
+}
+
 /// A linear layer with weights from N(0, std) and a bias of zeros.
 pub(crate) fn normal_linear(from: usize, to: usize, std: f64, device: &Device) -> Linear {
-    let normal = Initializer::Normal { mean: 0.0, std };
-    let mut layer = LinearConfig::new(from, to).with_initializer(normal).init(device);
+    let mut layer = LinearConfig::new(from, to).with_initializer(normal(std)).init(device);
     layer.bias = Some(Initializer::Zeros.init([to], device));
     layer
 }

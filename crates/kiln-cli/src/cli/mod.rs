@@ -85,11 +85,11 @@ pub enum Train {
     /// tile.
     #[command(after_help = examples::TRAIN_SEGMENT)]
     Segment(TrainSegment),
-    /// A GPT-2-style decoder on text
+    /// A decoder on text: a GPT, or the model of a Hugging Face folder; also called `llm`
     ///
     /// A data set is a text file, or a folder of .txt files. Options that are not given come from --config, then from the
     /// recipe.
-    #[command(after_help = examples::TRAIN_GPT)]
+    #[command(alias = "llm", after_help = examples::TRAIN_GPT)]
     Gpt(TrainGpt),
 }
 
@@ -110,7 +110,7 @@ pub enum Eval {
     /// Mean IoU of a U-Net on whole images; writes the class of each pixel
     #[command(after_help = examples::EVAL_SEGMENT)]
     Segment(EvalSegment),
-    /// Perplexity and bits per byte of a decoder
-    #[command(after_help = examples::EVAL_GPT)]
+    /// Perplexity and bits per byte of a decoder; also called `llm`
+    #[command(alias = "llm", after_help = examples::EVAL_GPT)]
     Gpt(EvalArgs),
 }

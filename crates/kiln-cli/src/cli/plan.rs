@@ -77,8 +77,8 @@ pub enum Plan {
     /// A U-Net on tiles of RGB images
     #[command(after_help = examples::PLAN_SEGMENT)]
     Segment(PlanSegment),
-    /// A GPT-2-style decoder
-    #[command(after_help = examples::PLAN_GPT)]
+    /// A decoder of text: a GPT, or the model of a Hugging Face folder; also called `llm`
+    #[command(alias = "llm", after_help = examples::PLAN_GPT)]
     Gpt(PlanGpt),
 }
 
@@ -118,8 +118,8 @@ pub struct PlanSegment {
 pub struct PlanGpt {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
-    /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl
-    #[arg(long, value_name = "NAME", default_value = "gpt2", help_heading = "Model")]
+    /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl, or a folder with config.json
+    #[arg(long, value_name = "NAME|DIR", default_value = "gpt2", help_heading = "Model")]
     pub(crate) model: String,
     /// Tokens per sequence
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), default_value_t = 1024, help_heading = "Data")]

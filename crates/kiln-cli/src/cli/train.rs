@@ -191,10 +191,12 @@ pub struct TrainGpt {
 /// The model of a decoder and its text.
 #[derive(Args)]
 pub(crate) struct GptArgs {
-    /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl [default: gpt-tiny]
-    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl, or the folder of a model [default: gpt-tiny]
+    ///
+    /// A Hugging Face folder of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 has config.json, weights and a tokenizer, with which the run begins.
+    #[arg(long, value_name = "NAME|DIR", help_heading = "Model")]
     pub(crate) model: Option<String>,
-    /// Tokens per sequence [default: 64]
+    /// Tokens per sequence [default: 64; 512 of a folder]
     #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Data")]
     pub(crate) context: Option<usize>,
     /// Folder with vocab.json and merges.txt of a GPT-2 BPE [default: a token per byte]
@@ -235,7 +237,9 @@ pub(crate) struct LoraArgs {
     /// With --lora: an adapter counts ALPHA / RANK times [default: twice the rank]
     #[arg(long, value_name = "ALPHA", requires = "lora", help_heading = "Adapters")]
     pub(crate) lora_alpha: Option<f64>,
-    /// With --lora: layers that have adapters, ends of their paths [default: c_attn,c_proj,c_fc]
+    /// With --lora: layers that have adapters, ends of their paths [default: all of the blocks]
+    ///
+    /// Those of a GPT are c_attn,c_proj,c_fc, of a Llama q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "lora", help_heading = "Adapters")]
     pub(crate) lora_targets: Vec<String>,
     /// With --lora: train the magnitude of each output by itself (DoRA)

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_data::printable;
-use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig};
+use kiln_models::{Classifier, ClassifierConfig, Decoder, DecoderConfig, GptConfig};
 use kiln_precision::Precision;
 use kiln_report::CompressionPage;
 use kiln_training::evaluate;
@@ -100,31 +100,32 @@ impl Compressible for NextToken {
         next_token::run(settings)
     }
 
-    fn init(config: &GptConfig, device: &Device) -> Result<Gpt> {
+    fn init(config: &DecoderConfig, device: &Device) -> Result<Decoder> {
         Ok(config.init(device)?)
     }
 
-    fn set_lean(config: &mut GptConfig, lean: bool) {
-        config.lean = lean;
+    fn set_lean(config: &mut DecoderConfig, lean: bool) {
+        *config = config.clone().with_lean(lean);
     }
 
-    fn forward_once(settings: &SettingsOf<Self>, model: &Gpt, device: &Device) {
-        model.forward(Tensor::<2, Int>::zeros([1, settings.model.context], device));
+    fn forward_once(settings: &SettingsOf<Self>, model: &Decoder, device: &Device) {
+        model.forward(Tensor::<2, Int>::zeros([1, settings.model.context()], device));
     }
 
     fn make_student(settings: &mut SettingsOf<Self>, model: Option<&str>, width: Option<f64>) -> Result<()> {
+        let DecoderConfig::Gpt(own) = &mut settings.model else {
+            bail!(Usage("a student is as its teacher, and has the sizes of a GPT: expected a run of one".into()))
+        };
         if let Some(name) = model {
-            let named = GptConfig::named(name, settings.model.vocab, settings.model.context)?;
-            settings.model = GptConfig { dropout: settings.model.dropout, ..named };
+            let named = GptConfig::named(name, own.vocab, own.context)?;
+            *own = GptConfig { dropout: own.dropout, ..named };
         }
         match width {
             Some(width) if width.fract() != 0.0 || width < 1.0 => {
                 bail!(Usage(format!("--width is {width}, expected numbers per token")))
             }
-            Some(width) => settings.model.width = width as usize,
-            None if model.is_none() => {
-                settings.model.width = (settings.model.width / 2).next_multiple_of(settings.model.heads)
-            }
+            Some(width) => own.width = width as usize,
+            None if model.is_none() => own.width = (own.width / 2).next_multiple_of(own.heads),
             None => {}
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use kiln_data::{TokenizerKind, printable};
-use kiln_models::{Gpt, SafetensorsModel};
+use kiln_models::{Decoder, DecoderConfig, SafetensorsModel};
 use serde_json::{Value, json};
 
 use super::classify::{inputs_note, write};
@@ -18,10 +18,10 @@ use crate::words::counted;
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
     let (path, compression) = (weights(trained)?, settings.compression.as_ref());
     let device = device::open(&settings.run.device)?;
-    let model: Gpt = load_merged(settings.model.init(&device)?, compression, &path)
+    let model: Decoder = load_merged(settings.model.init(&device)?, compression, &path)
         .with_context(|| format!("cannot read the model of '{}'", printable(&trained.run)))?;
     model.save_safetensors(folder.file(WEIGHTS))?;
-    folder.json("config.json", &config(settings))?;
+    folder.json("config.json", &settings.model.to_hugging_face())?;
 
     let prompt = "Call me";
     let (input, text) = match &settings.data.text.tokenizer {
@@ -41,19 +41,41 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
             ];
             (lines, "tokenizer.decode(ids[0])")
         }
+        TokenizerKind::Folder(directory) => {
+            folder.copy(&directory.join("tokenizer.json"))?;
+            let config = directory.join("tokenizer_config.json");
+            if config.is_file() {
+                folder.copy(&config)?;
+            }
+            let lines = vec![
+                "from transformers import PreTrainedTokenizerFast".to_owned(),
+                "tokenizer = PreTrainedTokenizerFast(tokenizer_file=\"tokenizer.json\")".to_owned(),
+                format!("ids = tokenizer(\"{prompt}\", return_tensors=\"pt\").input_ids"),
+            ];
+            (lines, "tokenizer.decode(ids[0])")
+        }
     };
-    let context = settings.model.context;
+    let (title, import, expression) = match &settings.model {
+        DecoderConfig::Gpt(_) => (
+            "GPT-2-style decoder",
+            "from transformers import GPT2LMHeadModel",
+            "GPT2LMHeadModel.from_pretrained(\".\")",
+        ),
+        _ => (
+            "Decoder of the Llama family",
+            "from transformers import AutoModelForCausalLM",
+            "AutoModelForCausalLM.from_pretrained(\".\")",
+        ),
+    };
+    let context = settings.model.context();
     let mut notes = vec![format!("It reads at most {} at once.", counted(context, "token"))];
     if simulates_inputs(compression, &path) {
         notes.push(inputs_note());
     }
     let new = (context / 2).max(1);
     let readme = Readme {
-        title: "GPT-2-style decoder".into(),
-        loading: Loading::FromConfig {
-            imports: vec!["from transformers import GPT2LMHeadModel"],
-            expression: "GPT2LMHeadModel.from_pretrained(\".\")",
-        },
+        title: title.into(),
+        loading: Loading::FromConfig { imports: vec![import], expression },
         packages: "transformers",
         input,
         call: format!("ids = model.generate(ids, max_new_tokens={new}, do_sample=True, top_k=None)\ntext = {text}"),
@@ -68,35 +90,12 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     write(folder, &readme)
 }
 
-/// transformers' `GPT2Config`.
-fn config(settings: &GptSettings) -> Value {
-    let model = &settings.model;
-    json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": model.vocab,
-        "n_positions": model.context,
-        "n_embd": model.width,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "resid_pdrop": model.dropout,
-        "embd_pdrop": model.dropout,
-        "attn_pdrop": 0.0,
-        "tie_word_embeddings": true,
-        "bos_token_id": null,
-        "eos_token_id": null,
-        "torch_dtype": "float32",
-    })
-}
-
 /// The tokenizer's config. Without it, transformers would add GPT-2's end-of-text token to a vocabulary that lacks it.
 fn tokenizer_config(settings: &GptSettings) -> Value {
     json!({
         "tokenizer_class": "GPT2Tokenizer",
         "add_prefix_space": false,
-        "model_max_length": settings.model.context,
+        "model_max_length": settings.model.context(),
         "unk_token": null,
         "bos_token": null,
         "eos_token": null,

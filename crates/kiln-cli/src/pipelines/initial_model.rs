@@ -13,6 +13,9 @@ use super::compression::CompressionSettings;
 use super::load::{MODEL, load_any, shaped};
 use super::settings::RunSettings;
 
+/// The index of a model in several files.
+const INDEX: &str = "model.safetensors.index.json";
+
 /// The tensors of a file that a model has taken, once the model exists.
 pub type Taken = Rc<RefCell<Option<Matched>>>;
 
@@ -91,10 +94,10 @@ fn weights_file(path: &Path) -> Result<PathBuf, InitError> {
     if !path.is_dir() {
         return Ok(path.to_owned());
     }
-    let file = path.join(MODEL);
-    match file.is_file() {
-        true => Ok(file),
-        false => Err(InitError::Weights(format!(
+    let found = [MODEL, INDEX].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
+    match found {
+        Some(file) => Ok(file),
+        None => Err(InitError::Weights(format!(
             "cannot load '{}': there is no {MODEL} in it, expected a .safetensors file or the directory of a run that has ended; --from \
              takes the checkpoint of a run",
             printable(&path)
@@ -112,6 +115,7 @@ fn advised(error: Error) -> InitError {
 fn advice(name: &str, expected: &[usize], found: &[usize]) -> String {
     let first = ["conv1.weight", "conv1.conv.weight", "stem.conv.weight", "encoder.0.conv.conv.weight"];
     match (name, found) {
+        ("embed_tokens.weight" | "lm_head.weight", _) => "--model with the file's folder makes them the same".into(),
         ("wpe.weight", [context, ..]) => format!("--context {context} makes the model's context the file's"),
         ("wte.weight", _) => "--tokenizer with the file's vocabulary makes the numbers of tokens the same".into(),
         ("patches.pos_embed", _) => {

@@ -11,7 +11,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
-use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
+use kiln_models::{ClassifierConfig, DecoderConfig, UnetConfig, UnetEncoder};
 use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
 use serde_json::json;
@@ -21,7 +21,7 @@ use crate::device;
 use crate::output::print_json;
 use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
-use crate::pipelines::{NextToken, RunSettings};
+use crate::pipelines::{NextToken, RunSettings, next_token};
 use crate::usage::Usage;
 use crate::words::counted;
 use table::{Facts, legend, table};
@@ -89,15 +89,16 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)
         }
         Plan::Gpt(arguments) => {
-            let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);
-            let config = GptConfig::named(&arguments.model, vocab, context)?.with_lean(!arguments.plan.stock_layers);
+            let config = next_token::sized(&arguments.model, arguments.vocab as usize, arguments.context as usize)?;
+            let config = config.with_lean(!arguments.plan.stock_layers);
+            let (context, vocab) = (config.context(), config.vocab());
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let name = format!("{}, {}, vocabulary of {vocab}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
             let mut what = what("gpt", &arguments.plan);
             what.extend(["--model".into(), arguments.model, "--context".into(), context.to_string()]);
-            if vocab != BYTES {
+            if vocab != BYTES && matches!(config, DecoderConfig::Gpt(_)) {
                 what.extend(["--tokenizer".into(), "DIR".into()]);
             }
             plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)

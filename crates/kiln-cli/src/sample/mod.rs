@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use kiln_data::printable;
-use kiln_models::{Gpt, Sampling};
+use kiln_models::{Decoder, Sampling};
 use rand::RngExt;
 
 use crate::cli::{Sample, program};
@@ -76,9 +76,9 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
 }
 
 /// The model with its weights.
-fn in_memory(settings: &GptSettings, arguments: &Sample, device: &Device) -> Result<Gpt> {
+fn in_memory(settings: &GptSettings, arguments: &Sample, device: &Device) -> Result<Decoder> {
     let (compression, path) = (settings.compression.as_ref(), weights(&arguments.trained)?);
-    let model: Gpt = load_to_evaluate(settings.model.init(device)?, compression, &settings.run.policy(), &path)?;
+    let model: Decoder = load_to_evaluate(settings.model.init(device)?, compression, &settings.run.policy(), &path)?;
     // Adapters, masks and casts are applied once instead of for each token.
     Ok(if simulates_inputs(compression, &path) { model } else { model.materialize() })
 }

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::{FileStore, Streamed};
 use kiln_data::printable;
-use kiln_models::Gpt;
+use kiln_models::Decoder;
 use kiln_training::Checkpoints;
 
 use crate::cli::TrainedArgs;
@@ -21,7 +21,7 @@ pub(super) fn stored(
     settings: &GptSettings,
     arguments: &TrainedArgs,
     device: &Device,
-) -> Result<Option<(Streamed, Gpt)>> {
+) -> Result<Option<(Streamed, Decoder)>> {
     let directory = RunDirectory::existing(&arguments.run);
     let store = directory.store();
     if !store.is_dir() || arguments.best || settings.compression.is_some() || !settings.run.freeze.is_empty() {
@@ -44,7 +44,9 @@ pub(super) fn stored(
     }
     // Words that are read by rows stay there.
     let by_rows = model.words().is_some_and(|words| streamed.rows(words.id).is_some());
-    let stays = |path: &str| !(path.starts_with("h.") || by_rows && path == "wte.weight");
+    let words = settings.model.words_path();
+    let in_block = |path: &str| path.starts_with("h.") || path.starts_with("layers.");
+    let stays = |path: &str| !(in_block(path) || by_rows && path == words);
     let model = streamed.with_resident(model, stays)?;
     tracing::info!("the model's blocks are read from {} for each token", printable(&store));
     Ok(Some((streamed, settings.run.policy().autocast(model)?.valid())))

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use kiln_data::printable;
+use kiln_models::DecoderConfig;
 use kiln_training::{BatchRule, BatchScaling, Checkpoints, OptimizerConfig};
 
 use crate::cli::{CallArgs, LoraArgs, TeacherArgs};
@@ -47,8 +48,14 @@ const MAY_CHANGE_ON_RESUME: [&str; 28] = [
     "schedule",
 ];
 
-/// The default layers of a GPT that have adapters.
-const TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
+/// The default layers of a model that have adapters: all linear layers of its blocks.
+fn targets(model: &DecoderConfig) -> Vec<String> {
+    let names: &[&str] = match model {
+        DecoderConfig::Gpt(_) => &["c_attn", "c_proj", "c_fc"],
+        _ => &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    };
+    names.iter().map(ToString::to_string).collect()
+}
 
 /// Refuses changes of settings with which a run cannot continue.
 pub(super) fn refuse_changes(call: &CallArgs) -> Result<()> {
@@ -180,13 +187,13 @@ impl TeacherArgs {
 }
 
 impl LoraArgs {
-    pub(super) fn apply(&self, compression: &mut Option<CompressionSettings>) {
+    pub(super) fn apply(&self, compression: &mut Option<CompressionSettings>, model: &DecoderConfig) {
         if let Some(weights) = self.weights.clone() {
             compression.get_or_insert_default().weights = Some(weights);
         }
         if let Some(rank) = self.lora {
             let targets = match self.lora_targets.is_empty() {
-                true => TARGETS.map(str::to_owned).to_vec(),
+                true => targets(model),
                 false => self.lora_targets.clone(),
             };
             let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);

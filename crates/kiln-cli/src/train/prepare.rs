@@ -1,9 +1,11 @@
 //! Makes a run from the command line: combines recipe, settings file and options.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use kiln_data::{BadSamples, TileSet, Tokenizer, TokenizerKind};
-use kiln_models::{ClassifierConfig, GptConfig, UnetEncoder};
+use kiln_models::{ClassifierConfig, DecoderConfig, UnetEncoder};
 use toml::{Table, Value};
 
 use super::options::{apply, refuse_changes, settings_file};
@@ -146,7 +148,7 @@ impl RunCommand for TrainGpt {
         let defaults = self.call.resume.is_none().then_some(&recipe);
         let mut settings: GptSettings = resolve::<NextToken>(defaults, file.as_ref(), Table::new())?;
         self.apply(&mut settings)?;
-        self.lora.apply(&mut settings.compression);
+        self.lora.apply(&mut settings.compression, &settings.model);
         self.teacher.apply(&mut settings.compression);
         self.parallel.apply(&mut settings.run.parallel)?;
         apply::<NextToken>(&mut settings, &self.run, &self.call)?;
@@ -159,20 +161,43 @@ impl RunCommand for TrainGpt {
 impl TrainGpt {
     /// Applies the options of the model and the tokenizer.
     fn apply(&self, settings: &mut GptSettings) -> Result<()> {
-        let (own, model) = (&self.gpt, &mut settings.model);
-        if let Some(name) = &own.model {
-            let named = GptConfig::named(name, 1, 1)?;
-            (model.layers, model.heads, model.width) = (named.layers, named.heads, named.width);
-        }
-        model.context = own.context.unwrap_or(model.context);
-        model.dropout = own.dropout.unwrap_or(model.dropout);
-        model.lean &= !self.call.stock_layers;
-        if let Some(directory) = &own.tokenizer {
-            model.vocab = Tokenizer::bpe(directory)?.vocab();
-            settings.data.text.tokenizer = TokenizerKind::Bpe(directory.clone());
-        }
-        if settings.model.context == 0 {
+        let own = &self.gpt;
+        if own.context == Some(0) {
             bail!(Usage("--context is 0, expected at least 1 token".into()));
+        }
+        let folder = own.model.as_deref().map(Path::new).filter(|folder| folder.is_dir());
+        match (folder, &own.model, &mut settings.model) {
+            (Some(folder), ..) => {
+                let other_weights = self.call.given.any(&["init", "from", "weights"]);
+                next_token::of_folder(settings, folder, own.context, other_weights)?;
+            }
+            (None, Some(name), DecoderConfig::Gpt(model)) => {
+                let named = next_token::named(name, 1, 1)?;
+                (model.layers, model.heads, model.width) = (named.layers, named.heads, named.width);
+            }
+            (None, Some(name), _) => settings.model = next_token::sized(name, 1, settings.model.context())?,
+            (None, None, _) => {}
+        }
+        let context = own.context.unwrap_or(settings.model.context());
+        settings.model = settings.model.clone().with_context(context);
+        if self.call.stock_layers {
+            settings.model = settings.model.clone().with_lean(false);
+        }
+        match (&mut settings.model, own.dropout, &own.tokenizer) {
+            (DecoderConfig::Gpt(model), dropout, tokenizer) => {
+                model.dropout = dropout.unwrap_or(model.dropout);
+                if let Some(directory) = tokenizer {
+                    model.vocab = Tokenizer::bpe(directory)?.vocab();
+                    settings.data.text.tokenizer = TokenizerKind::Bpe(directory.clone());
+                }
+            }
+            (_, Some(_), _) => {
+                bail!(Usage("--dropout is an option of a GPT, and a model of the Llama family has none".into()))
+            }
+            (_, None, Some(_)) => {
+                bail!(Usage("--tokenizer is an option of a GPT: a Hugging Face folder has its own".into()))
+            }
+            (_, None, None) => {}
         }
         Ok(())
     }

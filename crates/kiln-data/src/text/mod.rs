@@ -6,6 +6,7 @@ mod text_batch;
 mod text_files;
 mod text_tokens;
 mod token_file;
+mod token_form;
 mod tokenizer;
 
 use std::ops::Range;

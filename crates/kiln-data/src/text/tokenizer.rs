@@ -1,4 +1,4 @@
-//! Text to token ids: bytes, or GPT-2's byte-level BPE.
+//! Text to token ids: bytes, GPT-2's byte-level BPE, or the tokenizer of a Hugging Face model.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::token_form::{Form, byte_characters};
 use crate::error::Error;
 use crate::printable::printable;
 
@@ -19,20 +20,23 @@ pub enum TokenizerKind {
     Bytes,
     /// GPT-2's byte-level BPE with the `vocab.json` and `merges.txt` of this directory.
     Bpe(PathBuf),
+    /// The `tokenizer.json` of this folder of a Hugging Face model.
+    Folder(PathBuf),
 }
 
 /// Text to token ids.
 pub enum Tokenizer {
     /// One token per byte.
     Bytes,
-    /// GPT-2's byte-level byte-pair encoding, from [`Tokenizer::bpe`].
+    /// A vocabulary of parts of words, from [`Tokenizer::bpe`] or [`Tokenizer::folder`].
     Bpe(Bpe),
 }
 
-/// A byte-level byte-pair encoding with GPT-2's word pattern, which decides where a text can be cut.
+/// A vocabulary of parts of words, and where a text can be cut.
 pub struct Bpe {
     tokenizer: Box<tokenizers::Tokenizer>,
-    /// XXH3 of its two files.
+    form: Form,
+    /// XXH3 of its files.
     fingerprint: u64,
 }
 
@@ -45,6 +49,7 @@ impl Tokenizer {
         match kind {
             TokenizerKind::Bytes => Ok(Self::Bytes),
             TokenizerKind::Bpe(directory) => Self::bpe(directory),
+            TokenizerKind::Folder(folder) => Self::folder(folder),
         }
     }
 
@@ -83,14 +88,30 @@ impl Tokenizer {
         }
         let byte_level = ByteLevel::default().add_prefix_space(false);
         tokenizer.with_pre_tokenizer(Some(byte_level)).with_decoder(Some(byte_level));
-        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), fingerprint: fingerprint.digest() }))
+        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form: Form::GPT2, fingerprint: fingerprint.digest() }))
+    }
+
+    /// The tokenizer of a Hugging Face model, from `tokenizer.json` in `folder`. Special tokens in a text become their ids; none is added.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the file is missing or damaged.
+    pub fn folder(folder: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = folder.as_ref().join("tokenizer.json");
+        let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", printable(&path)) };
+        let bytes = std::fs::read(&path).map_err(|e| fail(e.to_string()))?;
+        let tokenizer = tokenizers::Tokenizer::from_bytes(&bytes);
+        let tokenizer = tokenizer.map_err(|e| fail(printable(&e.to_string().replace('\n', " "))))?;
+        let mut fingerprint = Xxh3Default::new();
+        fingerprint.update(&bytes);
+        let form = serde_json::from_slice(&bytes).map(|json| Form::of(&json)).map_err(|e| fail(e.to_string()))?;
+        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form, fingerprint: fingerprint.digest() }))
     }
 
     /// Number of distinct ids.
     pub fn vocab(&self) -> usize {
         match self {
             Self::Bytes => 256,
-            Self::Bpe(bpe) => bpe.tokenizer.get_vocab_size(false),
+            Self::Bpe(bpe) => bpe.tokenizer.get_vocab_size(true),
         }
     }
 
@@ -121,10 +142,7 @@ impl Tokenizer {
     pub fn byte_lengths(&self) -> Vec<u32> {
         match self {
             Self::Bytes => vec![1; 256],
-            // A byte-level token has one character for every byte.
-            Self::Bpe(bpe) => (0..self.vocab() as u32)
-                .map(|id| bpe.tokenizer.id_to_token(id).map_or(0, |token| token.chars().count() as u32))
-                .collect(),
+            Self::Bpe(_) => self.token_bytes().iter().map(|bytes| bytes.len() as u32).collect(),
         }
     }
 
@@ -134,9 +152,13 @@ impl Tokenizer {
         match self {
             Self::Bytes => (0..=u8::MAX).map(|byte| vec![byte]).collect(),
             Self::Bpe(bpe) => {
-                let bytes = byte_characters();
-                let of = |token: String| -> Vec<u8> { token.chars().flat_map(|c| one_byte(&bytes, c)).collect() };
-                (0..self.vocab() as u32).map(|id| bpe.tokenizer.id_to_token(id).map_or(vec![], &of)).collect()
+                let (characters, added) = (byte_characters(), bpe.tokenizer.get_added_tokens_decoder());
+                let of = |id: u32| match (added.get(&id), bpe.tokenizer.id_to_token(id)) {
+                    (Some(added), _) => added.content.clone().into_bytes(),
+                    (None, Some(token)) => bpe.form.spelling.bytes(&token, &characters),
+                    (None, None) => vec![],
+                };
+                (0..self.vocab() as u32).map(of).collect()
             }
         }
     }
@@ -144,30 +166,12 @@ impl Tokenizer {
     /// The last place within `text` where it can be cut without a change of the result: whatever text is before and after,
     /// the ids of the two parts are together those of the whole.
     ///
-    /// With bytes every place is one. GPT-2 divides a text into words first, by
-    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, and no id crosses words. The text
-    /// can be cut where white space follows another character:
-    /// - No alternative matches white space after another character: a word of the whole text ends there.
-    /// - The words before are the same without the text after: a repetition that ends there ended because of the white space,
-    ///   and the only alternative that looks ahead, `\s+(?!\S)`, looks at the character after a run of white space. This
-    ///   character is before the cut, because the text before the cut does not end in white space.
-    /// - The words after are the same without the text before, because no alternative looks behind.
+    /// With bytes every place is one; with parts of words it is where white space follows another character, if the words are those of a
+    /// known pattern. Otherwise there is none.
     pub fn last_cut(&self, text: &str) -> Option<usize> {
         match self {
             Self::Bytes => Some(text.len()).filter(|end| *end > 0),
-            Self::Bpe(_) => {
-                let mut after: Option<(usize, char)> = None;
-                for (at, character) in text.char_indices().rev() {
-                    if let Some((cut, next)) = after
-                        && next.is_whitespace()
-                        && !character.is_whitespace()
-                    {
-                        return Some(cut);
-                    }
-                    after = Some((at, character));
-                }
-                None
-            }
+            Self::Bpe(bpe) => bpe.form.last_cut(text),
         }
     }
 
@@ -177,27 +181,5 @@ impl Tokenizer {
             Self::Bytes => 0,
             Self::Bpe(bpe) => bpe.fingerprint,
         }
-    }
-}
-
-/// The character that stands for each byte in a byte-level vocabulary: itself if it can be seen, else one from U+0100 on, in the order of
-/// the bytes (`bytes_to_unicode` of GPT-2).
-fn byte_characters() -> Vec<char> {
-    let mut next = 0x100u32;
-    let character = |byte: u8| match byte {
-        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
-        _ => {
-            next += 1;
-            char::from_u32(next - 1).unwrap_or_default()
-        }
-    };
-    (0..=u8::MAX).map(character).collect()
-}
-
-/// The byte that `character` stands for; the character's own bytes if it stands for none, as in tokens that were added by hand.
-fn one_byte(characters: &[char], character: char) -> Vec<u8> {
-    match characters.iter().position(|own| *own == character) {
-        Some(byte) => vec![byte as u8],
-        None => character.to_string().into_bytes(),
     }
 }

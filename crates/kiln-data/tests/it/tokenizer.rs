@@ -1,7 +1,7 @@
 //! Tokenizers, GPT-2's against what the reference implementation recorded.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kiln_data::{Tokenizer, TokenizerKind, tokenize_files};
 use proptest::prelude::*;
@@ -12,16 +12,72 @@ fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/bpe")
 }
 
+/// The folders of tokenizers that divide text into words as families of models do.
+fn folders() -> [PathBuf; 2] {
+    ["words-of-smollm", "words-of-llama3"].map(|name| fixture().join("../decoders").join(name))
+}
+
 fn json(file: &str) -> Value {
     serde_json::from_slice(&fs::read(fixture().join(file)).unwrap()).unwrap()
 }
 
 fn recorded() -> Vec<(String, Vec<u32>)> {
+    recorded_in(&fixture())
+}
+
+fn recorded_in(folder: &Path) -> Vec<(String, Vec<u32>)> {
     let id = |id: &Value| id.as_u64().unwrap() as u32;
     let case = |case: &Value| {
         (case["text"].as_str().unwrap().to_owned(), case["ids"].as_array().unwrap().iter().map(id).collect())
     };
-    json("expected.json").as_array().unwrap().iter().map(case).collect()
+    let cases: Value = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    cases.as_array().unwrap().iter().map(case).collect()
+}
+
+#[test]
+fn a_folders_texts_become_the_recorded_ids_and_their_bytes_the_texts() {
+    for folder in folders() {
+        let tokenizer = Tokenizer::open(&TokenizerKind::Folder(folder.clone())).unwrap();
+        let bytes = tokenizer.token_bytes();
+        assert_eq!((bytes.len(), &*bytes[1]), (600, &b"<|im_start|>"[..]));
+        for (text, ids) in recorded_in(&folder) {
+            assert_eq!(tokenizer.encode(&text).unwrap(), ids, "{text:?}");
+            let read: Vec<u8> = ids.iter().flat_map(|id| bytes[*id as usize].clone()).collect();
+            assert_eq!(read, text.as_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_folder_whose_words_are_unknown_is_cut_nowhere() {
+    let folder = tempdir().unwrap();
+    let path = folders()[0].join("tokenizer.json");
+    let whole: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let cut = |change: &dyn Fn(&mut Value)| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        fs::write(folder.path().join("tokenizer.json"), changed.to_string()).unwrap();
+        Tokenizer::folder(folder.path()).unwrap().last_cut("one two\nthree")
+    };
+    assert_eq!(cut(&|_| ()), Some(3));
+    assert_eq!(cut(&|json| json["normalizer"] = serde_json::json!({ "type": "NFC" })), Some(3));
+    assert_eq!(cut(&|json| json["normalizer"] = serde_json::json!({ "type": "NFKC" })), None);
+    assert_eq!(cut(&|json| json["added_tokens"][1]["rstrip"] = true.into()), None);
+    assert_eq!(cut(&|json| json["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true.into()), None);
+    assert_eq!(
+        cut(&|json| json["pre_tokenizer"] = serde_json::json!({ "type": "Punctuation", "behavior": "Isolated" })),
+        None
+    );
+    assert_eq!(cut(&|json| json["pre_tokenizer"] = Value::Null), None);
+}
+
+#[test]
+fn a_folder_without_a_tokenizer_is_refused_by_name() {
+    let folder = tempdir().unwrap();
+    let refused = || Tokenizer::folder(folder.path()).err().unwrap().to_string();
+    assert!(refused().contains("tokenizer.json"), "{}", refused());
+    fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+    assert!(refused().contains("tokenizer.json") && refused().lines().count() == 1, "{}", refused());
 }
 
 #[test]
@@ -123,10 +179,15 @@ fn both() -> [Tokenizer; 2] {
     [Tokenizer::Bytes, Tokenizer::bpe(fixture()).unwrap()]
 }
 
+/// Tokenizers of every form.
+fn all() -> Vec<Tokenizer> {
+    both().into_iter().chain(folders().map(|folder| Tokenizer::folder(folder).unwrap())).collect()
+}
+
 proptest! {
     #[test]
     fn the_bytes_of_ids_are_the_text(text in text()) {
-        for tokenizer in both() {
+        for tokenizer in all() {
             let bytes = tokenizer.token_bytes();
             let ids = tokenizer.encode(&text).unwrap();
             let read: Vec<u8> = ids.into_iter().flat_map(|id| bytes[id as usize].clone()).collect();
@@ -136,7 +197,7 @@ proptest! {
 
     #[test]
     fn a_text_may_be_cut_at_every_place_that_is_said_to_be_safe(text in text()) {
-        for tokenizer in both() {
+        for tokenizer in all() {
             let whole = tokenizer.encode(&text).unwrap();
             // The last cut of every beginning of the text is every cut there is.
             for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
@@ -171,7 +232,7 @@ fn places_that_would_change_the_ids_are_not_offered() {
 fn a_book_has_the_same_ids_from_a_file() {
     let book = fixture().join("../moby-dick/moby-dick.txt");
     let folder = tempdir().unwrap();
-    for tokenizer in both() {
+    for tokenizer in all() {
         let file = tokenize_files([&book], &tokenizer, folder.path().join("tokens")).unwrap();
         let mut ids = vec![];
         file.read(0..file.len(), &mut ids).unwrap();

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod config;
+mod hugging_face;
 mod model;
 mod parts;
 mod reader;

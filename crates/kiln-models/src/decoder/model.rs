@@ -16,7 +16,7 @@ use crate::gpt::Gpt;
 use crate::llama::Llama;
 use crate::safetensors::{SafetensorsModel, Values};
 
-/// A causal language model.
+/// A causal language model. Build one with [`DecoderConfig`](crate::DecoderConfig).
 ///
 /// The paths of its parameters are those of the network itself.
 #[derive(Clone, Debug)]
@@ -106,6 +106,21 @@ impl Decoder {
             Self::Gpt(model) => model.blocks().into_iter().map(DecoderBlock::Gpt).collect(),
             Self::Llama(model) => model.blocks().into_iter().map(DecoderBlock::Llama).collect(),
         }
+    }
+
+    /// The [halves](DecoderBlock::halves) of all blocks, in the order in which they run, for a chain whose elements are to be small. `None` for a
+    /// model with dropout: where recomputed blocks draw random numbers one by one, the masks of a half would be others than those of the block.
+    pub fn halves(&self) -> Option<Vec<DecoderHalf>> {
+        match self {
+            Self::Gpt(model) => Some(model.halves()?.into_iter().map(DecoderHalf::Gpt).collect()),
+            Self::Llama(model) => Some(model.halves().into_iter().map(DecoderHalf::Llama).collect()),
+        }
+    }
+
+    /// Turns the output of the last block `[B, T, C]` into rows `[B T, C]`, and returns them with the output layer's weight `[C, V]`.
+    /// Their product is the logits. It is for losses that need the logits of only a few rows at a time.
+    pub fn output(&self, x_btc: Tensor<3>) -> (Tensor<2>, Tensor<2>) {
+        each!(self, model => model.output(x_btc))
     }
 
     /// Turns the output of the last block `[B, T, C]` into logits `[B, T, V]`.

@@ -1,23 +1,18 @@
 //! The decoder: embedding, blocks and output layer.
 // B batch, T time, C width, V vocabulary
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
+use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
 
 use super::block::{GptBlock, GptHalf};
 use super::config::GptConfig;
 use crate::Error;
-use crate::layers::{dropped, layer_norm, on_device, output, usable};
-
-/// GPT-2's `initializer_range`.
-const STD: f64 = 0.02;
-const NORMAL: Initializer = Initializer::Normal { mean: 0.0, std: STD };
+use crate::layers::{STD, dropped, layer_norm, normal, on_device, output, usable};
 
 /// A causal language model. Build one with [`GptConfig`].
 ///
@@ -43,7 +38,7 @@ impl GptConfig {
     pub fn init(&self, device: &Device) -> Result<Gpt, Error> {
         self.check()?;
         let residual = STD / (2.0 * self.layers as f64).sqrt();
-        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(NORMAL).init(device);
+        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal(STD)).init(device);
         Ok(Gpt {
             wte: embedding(self.vocab),
             wpe: embedding(self.context),
@@ -52,12 +47,6 @@ impl GptConfig {
             ln_f: LayerNormConfig::new(self.width).init(device),
             lean: self.lean,
         })
-    }
-
-    /// Some rows of the initial [words](Gpt::words), `wte.weight`, for a model that does not fit into memory. On the CPU device, rows that are
-    /// made one after the other have the same bits as all rows together.
-    pub fn initial_words(&self, rows: Range<usize>, device: &Device) -> Tensor<2> {
-        NORMAL.init::<2, _>([rows.len(), self.width], device).into_value()
     }
 }
 

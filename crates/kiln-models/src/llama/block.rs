@@ -2,7 +2,7 @@
 // B batch, T time, C width, H heads of queries, G heads of keys, D width of a head
 
 use burn::module::Module;
-use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_layers::{
@@ -11,7 +11,7 @@ use kiln_layers::{
 
 use super::config::LlamaConfig;
 use crate::cache::{KeysValues, Position, attend_to_past, out_of_window};
-use crate::layers::{self, normal_linear, output, rms_norm, usable};
+use crate::layers::{self, normal, normal_linear, output, rms_norm, usable};
 
 /// One decoder block: causal self-attention behind a norm, then a gated feed-forward layer behind a norm, each added to its input. Fields have
 /// Hugging Face's names.
@@ -201,8 +201,7 @@ impl Mlp {
 
 /// A linear layer without a bias, with weights from N(0, std).
 pub(super) fn plain_linear(from: usize, to: usize, std: f64, device: &Device) -> Linear {
-    let normal = Initializer::Normal { mean: 0.0, std };
-    LinearConfig::new(from, to).with_bias(false).with_initializer(normal).init(device)
+    LinearConfig::new(from, to).with_bias(false).with_initializer(normal(std)).init(device)
 }
 
 /// Queries or keys `[B, H, T, D]`, turned by their positions in burn's own operations, in f32: values i and i + D / 2 are a pair.

@@ -129,7 +129,7 @@ impl LlamaConfig {
     }
 
     /// The window of a block.
-    pub(super) fn window_of(&self, block: usize) -> Option<usize> {
+    pub(crate) fn window_of(&self, block: usize) -> Option<usize> {
         self.window.filter(|_| block >= self.unlimited)
     }
 

@@ -5,17 +5,14 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, RmsNorm, RmsNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm, RmsNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
 
 use super::block::{LlamaBlock, LlamaHalf, plain_linear};
 use super::config::LlamaConfig;
 use crate::Error;
-use crate::layers::{self, on_device, output, usable};
-
-/// The family's `initializer_range`.
-const STD: f64 = 0.02;
+use crate::layers::{self, STD, normal, on_device, output, usable};
 
 /// A causal language model of the Llama family: Llama, Mistral, Qwen2 and Qwen3. Build one with [`LlamaConfig`].
 ///
@@ -38,9 +35,8 @@ impl LlamaConfig {
     /// [`Error::InvalidConfig`] for a size of 0, an odd depth, heads that the heads of keys do not divide, and numbers out of range.
     pub fn init(&self, device: &Device) -> Result<Llama, Error> {
         self.check()?;
-        let normal = Initializer::Normal { mean: 0.0, std: STD };
         Ok(Llama {
-            embed_tokens: EmbeddingConfig::new(self.vocab, self.width).with_initializer(normal).init(device),
+            embed_tokens: EmbeddingConfig::new(self.vocab, self.width).with_initializer(normal(STD)).init(device),
             layers: (0..self.layers).map(|number| LlamaBlock::new(self, number, STD, device)).collect(),
             norm: RmsNormConfig::new(self.width).with_epsilon(self.epsilon).init(device),
             lm_head: (!self.tied).then(|| plain_linear(self.width, self.vocab, STD, device)),
@@ -164,6 +160,18 @@ impl Llama {
                 loss.forward_by_class(hidden, weight_vc, targets)
             }
         })
+    }
+
+    /// Turns the output of the last block `[B, T, C]` into rows `[B T, C]`, and returns them with the output layer's weight `[C, V]`.
+    /// Their product is the logits. It is for losses that need the logits of only a few rows at a time.
+    pub fn output(&self, x_btc: Tensor<3>) -> (Tensor<2>, Tensor<2>) {
+        let hidden = self.last_norm(x_btc).flatten(0, 1);
+        let weight_cv = match &self.lm_head {
+            Some(head) => head.weight.val(),
+            None => self.embed_tokens.weight.val().transpose(),
+        };
+        let weight_cv = on_device(weight_cv.cast(hidden.dtype()), &hidden.device());
+        (hidden, weight_cv)
     }
 
     pub(crate) fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {

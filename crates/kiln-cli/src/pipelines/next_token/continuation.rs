@@ -7,7 +7,7 @@ use burn::data::dataset::Dataset;
 use burn::module::Module;
 use kiln_checkpointing::Streamed;
 use kiln_data::{TextTokens, Tokenizer, TokenizerKind, sample_rng};
-use kiln_models::{DecoderParts, DecoderReader, Gpt, Sampling};
+use kiln_models::{Decoder, DecoderParts, DecoderReader, Sampling};
 use kiln_report::Text;
 use rand::RngExt;
 
@@ -27,7 +27,7 @@ const TOP: usize = 40;
 
 /// Lets a model continue the first window of `text`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
 /// and its run is complete without this text. The tokenizer is opened then: it would take memory during the run.
-pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> Finder<Gpt> {
+pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> Finder<Decoder> {
     Box::new(move |subject| {
         let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
         let prompt = &prompt[..prompt.len().min(PROMPT)];
@@ -55,7 +55,7 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
 }
 
 /// A reader of a model, some of whose parameters may be in a store: it brings in half a block after the other for each token.
-pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> DecoderReader<'a> {
+pub(crate) fn reader<'a>(model: &'a Decoder, streamed: Option<&'a Streamed>) -> DecoderReader<'a> {
     let Some(streamed) = streamed else { return DecoderReader::new(model) };
     let parts = DecoderParts::new(|half| streamed.filled(half).map_err(|error| error.to_string()));
     let parts = match model.words().and_then(|words| streamed.rows(words.id)) {
@@ -66,7 +66,7 @@ pub(crate) fn reader<'a>(model: &'a Gpt, streamed: Option<&'a Streamed>) -> Deco
 }
 
 /// Tokens after `prompt`.
-fn write(model: &Gpt, streamed: Option<&Streamed>, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
+fn write(model: &Decoder, streamed: Option<&Streamed>, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
     let model = model.valid();
     let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
     let tokens = if streamed.is_some() { STORED_TOKENS } else { TOKENS };
@@ -94,14 +94,14 @@ fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 mod tests {
     use burn::module::{ModuleMapper, Param};
     use burn::tensor::{Device, Tensor};
-    use kiln_models::GptConfig;
+    use kiln_models::{DecoderConfig, GptConfig};
 
     use super::*;
 
     #[test]
     fn the_same_seed_writes_the_same_text_beyond_the_context() {
         let device = Device::flex().autodiff();
-        let model = GptConfig::tiny(256, 16).with_layers(1).init(&device).unwrap();
+        let model = DecoderConfig::Gpt(GptConfig::tiny(256, 16).with_layers(1)).init(&device).unwrap();
         let prompt: Vec<u32> = b"Call me".map(u32::from).to_vec();
         let text = write(&model, None, &prompt, 3).unwrap();
         assert!(text.len() > 16 && text == write(&model, None, &prompt, 3).unwrap());
@@ -116,7 +116,7 @@ mod tests {
                 param.map(|tensor| tensor * f32::NAN)
             }
         }
-        let model = GptConfig::tiny(256, 16).with_layers(1).init(&Device::flex()).unwrap();
+        let model = DecoderConfig::Gpt(GptConfig::tiny(256, 16).with_layers(1)).init(&Device::flex()).unwrap();
         assert!(write(&model.map(&mut Broken), None, &[1, 2, 3], 1).is_err());
     }
 }

@@ -1,13 +1,14 @@
 //! Language modelling with a GPT-2-style decoder.
 
 mod continuation;
+mod model;
 mod settings;
 mod task;
 
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TrainTest};
-use kiln_models::GptConfig;
+use kiln_models::DecoderConfig;
 use kiln_training::InitialValues;
 
 use crate::host::cache_directory;
@@ -17,6 +18,7 @@ use crate::pipelines::teacher::TeacherModel;
 use crate::{device, fixtures};
 
 pub(crate) use continuation::reader;
+pub(crate) use model::{named, of_folder, sized};
 pub use settings::{GptSettings, Text, TextSettings, fixture_recipe, recipe};
 pub use task::{NextToken, next_token};
 
@@ -25,7 +27,7 @@ pub use task::{NextToken, next_token};
 /// # Errors
 /// Those of [`kiln_data::open_text`].
 pub fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<TextTokens>> {
-    let (length, held_out) = (settings.model.context, settings.data.text.held_out);
+    let (length, held_out) = (settings.model.context(), settings.data.text.held_out);
     let fixture = || fixtures::data_set("moby-dick/moby-dick.txt", "data/sotu after `kiln fetch sotu`");
     let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
     if let Some(cache) = cache_directory() {
@@ -72,8 +74,8 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
     let model = settings.model.clone();
     let compared = |own: &GptSettings| {
         Ok([
-            ("tokens in its vocabulary", own.model.vocab, model.vocab),
-            ("tokens of context", own.model.context, model.context),
+            ("tokens in its vocabulary", own.model.vocab(), model.vocab()),
+            ("tokens of context", own.model.context(), model.context()),
         ])
     };
     let teacher = TeacherModel::open::<NextToken, _>(&settings, &device, compared, |own| {
@@ -87,7 +89,7 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
 }
 
 /// The initial words of a model, some rows at a time.
-pub(crate) fn initial_words(model: &GptConfig) -> InitialValues {
-    let model = model.clone();
-    InitialValues::default().with_rows("wte.weight", move |rows, device| model.initial_words(rows, device))
+pub(crate) fn initial_words(model: &DecoderConfig) -> InitialValues {
+    let (path, model) = (model.words_path(), model.clone());
+    InitialValues::default().with_rows(path, move |rows, device| model.initial_words(rows, device))
 }

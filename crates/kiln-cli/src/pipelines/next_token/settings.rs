@@ -1,14 +1,14 @@
 //! The settings of a decoder of text, and their defaults.
 
 use kiln_data::TokenizerKind;
-use kiln_models::GptConfig;
+use kiln_models::{DecoderConfig, GptConfig};
 use kiln_training::{OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::pipelines::settings::{RunSettings, Settings};
 
 /// Settings of `train gpt`.
-pub type GptSettings = Settings<Text, GptConfig>;
+pub type GptSettings = Settings<Text, DecoderConfig>;
 
 /// The table of a decoder of text.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub fn recipe() -> GptSettings {
     GptSettings {
         run: RunSettings { clip_norm: Some(1.0), workers: 1, ..RunSettings::new(1, 8) },
         data: Text { text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05 } },
-        model: GptConfig::tiny(256, 64),
+        model: DecoderConfig::Gpt(GptConfig::tiny(256, 64)),
         optimizer: OptimizerConfig::adamw(),
         schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },
         compression: None,

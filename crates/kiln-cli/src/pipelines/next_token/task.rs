@@ -5,8 +5,8 @@ use anyhow::Result;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_compression::Teacher;
-use kiln_data::{TextBatch, Tokenizer};
-use kiln_models::{Gpt, GptBlock, GptConfig, GptHalf};
+use kiln_data::{TextBatch, Tokenizer, TokenizerKind};
+use kiln_models::{Decoder, DecoderBlock, DecoderConfig, DecoderHalf};
 use kiln_training::{Goal, Metric, Metrics, Pass, Task, perplexity};
 
 use super::settings::{GptSettings, Text};
@@ -20,7 +20,7 @@ pub struct NextToken {
     /// The number of bytes of each token.
     byte_lengths: Vec<u32>,
     /// A model whose probabilities are a target beside the text.
-    teacher: Option<TeacherModel<Gpt>>,
+    teacher: Option<TeacherModel<Decoder>>,
 }
 
 /// The targets of the loss.
@@ -43,10 +43,10 @@ impl Tensors for Targets {
 }
 
 impl Task for NextToken {
-    type Model = Gpt;
+    type Model = Decoder;
     type Batch = TextBatch;
 
-    fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
+    fn loss(&self, pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Tensor<1> {
         match &self.teacher {
             Some(_) => self.chain_loss(pass, batch),
             None => mean_loss(pass, batch),
@@ -57,7 +57,7 @@ impl Task for NextToken {
         self.teacher.as_ref().map_or(0, TeacherModel::bytes)
     }
 
-    fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
+    fn metrics(&self, pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Metrics {
         let mean = mean_loss(pass, batch);
         let windows = batch.tokens.chunks_exact(batch.shape[1]);
         let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
@@ -73,7 +73,7 @@ impl Task for NextToken {
 
 impl Pipeline for NextToken {
     type Data = Text;
-    type Config = GptConfig;
+    type Config = DecoderConfig;
 
     const KIND: Kind = Kind { tables: &["text"], compresses: true, command: "gpt", model: "a decoder of text" };
     const METRIC: &'static str = "bits_per_byte";
@@ -81,58 +81,58 @@ impl Pipeline for NextToken {
 }
 
 impl Chained for NextToken {
-    type Block = GptBlock;
+    type Block = DecoderBlock;
     type X = Tensor<3>;
     type Target = Targets;
 
-    fn begin(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> (Tensor<3>, Targets) {
+    fn begin(&self, model: &Decoder, batch: &TextBatch, device: &Device) -> (Tensor<3>, Targets) {
         let (inputs_bt, next_bt) = batch.to_device(device);
         let taught = self.teacher.as_ref().map(|teacher| {
             let model = teacher.on(device);
             let (hidden, weight) = model.output(model.features(inputs_bt.clone()));
             Teacher::Linear { hidden, weight }
         });
-        (model.embed(inputs_bt), Targets { next_bt, taught })
+        (model.embed_by_rows(None, inputs_bt), Targets { next_bt, taught })
     }
 
-    fn blocks(&self, model: &Gpt) -> Vec<GptBlock> {
+    fn blocks(&self, model: &Decoder) -> Vec<DecoderBlock> {
         model.blocks()
     }
 
-    fn forward(block: &GptBlock, x_btc: Tensor<3>) -> Tensor<3> {
+    fn forward(block: &DecoderBlock, x_btc: Tensor<3>) -> Tensor<3> {
         block.forward(x_btc)
     }
 
-    fn end(&self, model: &Gpt, x_btc: Tensor<3>, Targets { next_bt, taught }: Targets) -> Tensor<1> {
+    fn end(&self, model: &Decoder, x_btc: Tensor<3>, Targets { next_bt, taught }: Targets) -> Tensor<1> {
         match (&self.teacher, taught) {
             (Some(teacher), Some(taught)) => {
                 let (hidden, weight) = model.output(x_btc.clone());
                 let taught = teacher.loss.forward_linear(hidden, weight, taught);
                 // The vocabularies were compared when the teacher was loaded.
                 let taught = taught.unwrap_or_else(|error| panic!("{error}"));
-                taught * teacher.share + model.loss(x_btc, next_bt) * (1.0 - teacher.share)
+                taught * teacher.share + model.loss_by_rows(None, x_btc, next_bt) * (1.0 - teacher.share)
             }
-            _ => model.loss(x_btc, next_bt),
+            _ => model.loss_by_rows(None, x_btc, next_bt),
         }
     }
 }
 
 /// The mean cross-entropy of the next token. Where the model is in a store, its embedding is read by rows, and blocks run in halves.
-fn mean_loss(pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
+fn mean_loss(pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Tensor<1> {
     let (inputs_bt, targets_bt) = batch.to_device(pass.device());
     let model = pass.model();
     let rows = model.words().and_then(|words| pass.rows(words));
     let x_btc = model.embed_by_rows(rows.clone(), inputs_bt);
     let x_btc = match model.halves().filter(|_| pass.streams()) {
-        Some(halves) => pass.chain(&halves, x_btc, GptHalf::forward),
-        None => pass.chain(&model.blocks(), x_btc, GptBlock::forward),
+        Some(halves) => pass.chain(&halves, x_btc, DecoderHalf::forward),
+        None => pass.chain(&model.blocks(), x_btc, DecoderBlock::forward),
     };
     model.loss_by_rows(rows, x_btc, pass.to_device(targets_bt))
 }
 
 impl NextToken {
     /// Returns the task with a teacher.
-    pub(super) fn taught(self, teacher: Option<TeacherModel<Gpt>>) -> Self {
+    pub(super) fn taught(self, teacher: Option<TeacherModel<Decoder>>) -> Self {
         Self { teacher, ..self }
     }
 
@@ -142,15 +142,23 @@ impl NextToken {
     }
 }
 
-/// The tokenizer and the task; the model's vocabulary must be the tokenizer's.
+/// The tokenizer and the task; the model's vocabulary must be the tokenizer's. That of a Hugging Face model may be larger.
 ///
 /// # Errors
 /// [`Usage`] for another vocabulary, and those of the tokenizer.
 pub fn next_token(settings: &GptSettings) -> Result<(Tokenizer, NextToken)> {
     let tokenizer = Tokenizer::open(&settings.data.text.tokenizer)?;
-    if settings.model.vocab != tokenizer.vocab() {
-        let (vocab, expected) = (settings.model.vocab, tokenizer.vocab());
-        return Err(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")).into());
+    let (vocab, expected) = (settings.model.vocab(), tokenizer.vocab());
+    match settings.data.text.tokenizer {
+        TokenizerKind::Folder(_) if vocab < expected => {
+            return Err(
+                Usage(format!("model.vocab is {vocab}, expected at least {expected} as in the tokenizer")).into()
+            );
+        }
+        TokenizerKind::Bytes | TokenizerKind::Bpe(_) if vocab != expected => {
+            return Err(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")).into());
+        }
+        _ => {}
     }
     let byte_lengths = tokenizer.byte_lengths();
     Ok((tokenizer, NextToken { byte_lengths, teacher: None }))
