@@ -14,7 +14,7 @@ fn fixture() -> PathBuf {
 
 /// The folders of tokenizers that divide text into words as families of models do.
 fn folders() -> [PathBuf; 2] {
-    ["words-of-smollm", "words-of-llama3"].map(|name| fixture().join("../decoders").join(name))
+    ["smollm", "words-of-llama3"].map(|name| fixture().join("../decoders").join(name))
 }
 
 fn json(file: &str) -> Value {

@@ -10,7 +10,7 @@ use kiln_models::{Decoder, DecoderConfig, Error, SafetensorsModel};
 use safetensors::{Dtype, SafeTensors};
 
 /// The cases. The first is in several files, the second in bf16, the third in f16.
-const CASES: [&str; 6] = ["llama", "llama-biased", "qwen2", "qwen3", "mistral", "gpt2"];
+const CASES: [&str; 7] = ["llama", "llama-biased", "qwen2", "qwen3", "mistral", "gpt2", "smollm"];
 
 fn folder(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/decoders").join(case)
