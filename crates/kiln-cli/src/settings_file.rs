@@ -16,13 +16,17 @@ pub(crate) const CONFIG: &str = "config.toml";
 /// All pipelines.
 const KINDS: [Kind; 3] = [Classify::KIND, Segment::KIND, NextToken::KIND];
 
+/// The setting that models of the Llama family alone have.
+const OF_LLAMA: &str = "kv_heads";
+
 /// Settings that hold a path.
-const PATHS: [&[&str]; 7] = [
+const PATHS: [&[&str]; 8] = [
     &["run", "data"],
     &["run", "init"],
     &["run", "from"],
     &["run", "store"],
     &["text", "tokenizer", "bpe"],
+    &["text", "tokenizer", "folder"],
     &["compression", "weights"],
     &["compression", "teacher", "checkpoint"],
 ];
@@ -142,11 +146,18 @@ pub(crate) fn resolve<P: Pipeline>(
 fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
-            // Optimizers have different keys: the new one replaces the old one as a whole.
-            (Some(Value::Table(base)), Value::Table(over)) if key != "optimizer" => merge(base, over),
+            // Optimizers have different keys, and so have decoders: the new one replaces the old one as a whole.
+            (Some(Value::Table(base)), Value::Table(over)) if key != "optimizer" && !is_other_decoder(base, &over) => {
+                merge(base, over);
+            }
             (_, value) => drop(base.insert(key, value)),
         }
     }
+}
+
+/// Whether one of two tables is the model of the Llama family, and the other is not.
+fn is_other_decoder(base: &Table, over: &Table) -> bool {
+    base.contains_key(OF_LLAMA) != over.contains_key(OF_LLAMA)
 }
 
 #[cfg(test)]
@@ -164,13 +175,15 @@ mod tests {
     fn relative_paths_in_a_file_become_absolute() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(CONFIG);
-        let text = "[run]\ndata = 'a/text'\nseed = 3\n[text]\ntokenizer = { bpe = 'a/tokenizer' }\n";
+        let text =
+            "[run]\ndata = 'a/text'\nseed = 3\n[text]\ntokenizer = { bpe = 'a/tokenizer', folder = 'a/model' }\n";
         std::fs::write(&path, text).unwrap();
         let here = std::env::current_dir().unwrap();
         let tables = SettingsFile::read(&path).unwrap().tables;
         let shown = |name: &str| here.join(name).display().to_string();
         assert_eq!(tables["run"]["data"].as_str(), Some(&*shown("a/text")));
         assert_eq!(tables["text"]["tokenizer"]["bpe"].as_str(), Some(&*shown("a/tokenizer")));
+        assert_eq!(tables["text"]["tokenizer"]["folder"].as_str(), Some(&*shown("a/model")));
         // Values that are no such path stay unchanged.
         for text in ["[text]\ntokenizer = 'bytes'\n", "run = 7\n", ""] {
             std::fs::write(&path, text).unwrap();

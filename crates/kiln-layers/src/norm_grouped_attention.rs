@@ -38,8 +38,8 @@ pub struct Projections<'a> {
 /// the other.
 ///
 /// `x` is `[batch, time, width]` in f32, f16 or bf16. The result is `[batch, time, heads * depth]`, for the linear layer that joins the heads.
-/// `options` is a [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps `x`, the result, and one f32 value for each query of each head, and two
-/// for each row of `x`. Queries, keys and values are computed again in the backward pass.
+/// `options` is a [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps `x`, the result, one f32 value for each query of each head, and a boolean
+/// mask if there is one. Queries, keys and values are computed again in the backward pass.
 ///
 /// # Errors
 /// Those of [`norm_linear`](crate::norm_linear) for each layer, and those of [`rotary`](crate::rotary) and [`attention`](crate::attention).
@@ -67,16 +67,18 @@ pub fn norm_grouped_attention(
     rotary.check(depth)?;
     let sizes = Sizes { samples, heads, kv_heads: of_key / depth, time, keys: time, depth };
     let (settings, masks) = grouped_terms(sizes, options.into(), &device)?.into_inputs();
-    let (mut head_weights, mut head_norm) = (vec![], None);
+    let (mut head_weights, mut head_settings) = (vec![], vec![]);
     for norm in head_norms.into_iter().flatten() {
         let (weight, _, settings) = Norm::from(norm).parameters(depth)?;
         head_weights.push(weight.into_dispatch());
-        head_norm = Some(settings);
+        head_settings.push(settings);
     }
     let layers = layers.into_iter().flat_map(|(weight, bias)| [weight.into_dispatch(), bias.into_dispatch()]);
     let inputs = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers);
     let inputs = inputs.chain(head_weights).chain(masks).collect();
-    Ok(Tensor::from_dispatch(run(NormGroupedAttention { norm, head_norm, rotary, settings }, inputs).remove(0)))
+    Ok(Tensor::from_dispatch(
+        run(NormGroupedAttention { norm, head_norms: head_settings, rotary, settings }, inputs).remove(0),
+    ))
 }
 
 /// Inputs are x, the norm's weight, weight and bias of each of the three layers, the weights of the norms of heads, if there are any, and the
@@ -84,7 +86,8 @@ pub fn norm_grouped_attention(
 #[derive(Clone, Debug)]
 struct NormGroupedAttention {
     norm: NormSettings,
-    head_norm: Option<NormSettings>,
+    /// Those of queries and keys, or none.
+    head_norms: Vec<NormSettings>,
     rotary: RotaryOptions,
     settings: Settings,
 }
@@ -115,7 +118,7 @@ impl Operation for NormGroupedAttention {
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
         let mut head_norms = inputs.split_off(OF_LAYERS);
-        let masks = head_norms.split_off(if self.head_norm.is_some() { 2 } else { 0 });
+        let masks = head_norms.split_off(self.head_norms.len());
         let kept = wanted.contains(&true).then(|| inputs.clone());
         let Heads { heads, .. } = self.heads::<B>(inputs, &head_norms);
         let [output, log_sums] = grouped::<B>(heads, &self.settings, &masks);
@@ -134,9 +137,9 @@ impl Operation for NormGroupedAttention {
     }
 
     fn in_order(&self) -> InOrder {
-        InOrder::Backward(match self.head_norm {
-            Some(_) => &[1, 2, 3, 4, 5, 6, 7, 8, 9],
-            None => &[1, 2, 3, 4, 5, 6, 7],
+        InOrder::Backward(match self.head_norms.is_empty() {
+            true => &[1, 2, 3, 4, 5, 6, 7],
+            false => &[1, 2, 3, 4, 5, 6, 7, 8, 9],
         })
     }
 
@@ -166,7 +169,7 @@ impl NormGroupedAttention {
         let mut normed = vec![];
         let heads = projected.into_iter().enumerate().map(|(index, projected)| {
             let mut heads = split::<B>(projected, depth);
-            if let (Some(settings), Some(weight)) = (self.head_norm, head_norms.get(index)) {
+            if let Some((&settings, weight)) = self.head_norms.get(index).zip(head_norms.get(index)) {
                 let [y, statistics] = row_norm::<B>(heads.clone(), weight.clone(), nothing::<B>(weight), settings);
                 normed.push([heads, statistics]);
                 heads = y;
@@ -200,8 +203,8 @@ impl NormGroupedAttention {
             if index < 2 {
                 of_heads = rotated_heads::<B>(of_heads, self.rotary, Direction::Back);
             }
-            if let (Some(settings), Some([x, statistics]), Some(weight)) =
-                (self.head_norm, normed.pop(), head_norms.get(index))
+            if let (Some(&settings), Some([x, statistics]), Some(weight)) =
+                (self.head_norms.get(index), normed.pop(), head_norms.get(index))
             {
                 let sum = head_sums.as_mut().and_then(Iterator::next);
                 let sums = sum.map(|sum| [Onto::Apart, sum, Onto::Apart]);

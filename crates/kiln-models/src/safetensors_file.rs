@@ -67,7 +67,9 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Tensor>, String> {
         if Path::new(file).file_name() != Some(OsStr::new(file)) {
             return Err(format!("it names the file '{file}', expected one beside it"));
         }
-        tensors.extend(read_file(&path.with_file_name(file)).map_err(|reason| format!("{file}: {reason}"))?);
+        let found = read_file(&path.with_file_name(file)).map_err(|reason| format!("{file}: {reason}"))?;
+        // A tensor of another file's may be left over from an older model.
+        tensors.extend(found.into_iter().filter(|tensor| weight_map.get(&tensor.name) == Some(file)));
     }
     let found: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     match weight_map.iter().find(|(name, _)| !found.contains(name.as_str())) {

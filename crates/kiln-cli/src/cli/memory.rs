@@ -16,8 +16,8 @@ pub enum Memory {
     /// Semantic segmentation with a U-Net, on images of any size
     #[command(after_help = examples::MEMORY_SEGMENT)]
     Segment(OfStep<TrainSegment>),
-    /// A GPT-2-style decoder on text
-    #[command(after_help = examples::MEMORY_GPT)]
+    /// A decoder on text; also called `llm`
+    #[command(alias = "llm", after_help = examples::MEMORY_GPT)]
     Gpt(OfStep<TrainGpt>),
 }
 

@@ -121,10 +121,10 @@ pub struct PlanGpt {
     /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl, or a folder with config.json
     #[arg(long, value_name = "NAME|DIR", default_value = "gpt2", help_heading = "Model")]
     pub(crate) model: String,
-    /// Tokens per sequence
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), default_value_t = 1024, help_heading = "Data")]
-    pub(crate) context: u32,
-    /// Tokens of the vocabulary; 256 are bytes
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=10000000), default_value_t = 50257, help_heading = "Data")]
-    pub(crate) vocab: u32,
+    /// Tokens per sequence [default: 1024; of a folder at most its model's]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), help_heading = "Data")]
+    pub(crate) context: Option<u32>,
+    /// Tokens of the vocabulary; 256 are bytes [default: 50257; a folder's own]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=10000000), help_heading = "Data")]
+    pub(crate) vocab: Option<u32>,
 }

@@ -196,7 +196,9 @@ pub(crate) struct GptArgs {
     /// A Hugging Face folder of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 has config.json, weights and a tokenizer, with which the run begins.
     #[arg(long, value_name = "NAME|DIR", help_heading = "Model")]
     pub(crate) model: Option<String>,
-    /// Tokens per sequence [default: 64; 512 of a folder]
+    /// Tokens per sequence [default: 64; of a folder at most 512]
+    ///
+    /// The folder of a GPT-2 has all positions of its file.
     #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Data")]
     pub(crate) context: Option<usize>,
     /// Folder with vocab.json and merges.txt of a GPT-2 BPE [default: a token per byte]

@@ -114,7 +114,7 @@ impl Compressible for NextToken {
 
     fn make_student(settings: &mut SettingsOf<Self>, model: Option<&str>, width: Option<f64>) -> Result<()> {
         let DecoderConfig::Gpt(own) = &mut settings.model else {
-            bail!(Usage("a student is as its teacher, and has the sizes of a GPT: expected a run of one".into()))
+            bail!(Usage("no smaller sizes of the Llama family are known, expected a run of a GPT".into()))
         };
         if let Some(name) = model {
             let named = GptConfig::named(name, own.vocab, own.context)?;

@@ -21,7 +21,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     let model: Decoder = load_merged(settings.model.init(&device)?, compression, &path)
         .with_context(|| format!("cannot read the model of '{}'", printable(&trained.run)))?;
     model.save_safetensors(folder.file(WEIGHTS))?;
-    folder.json("config.json", &settings.model.to_hugging_face())?;
+    folder.json("config.json", &hugging_face(settings)?)?;
 
     let prompt = "Call me";
     let (input, text) = match &settings.data.text.tokenizer {
@@ -43,14 +43,15 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
         }
         TokenizerKind::Folder(directory) => {
             folder.copy(&directory.join("tokenizer.json"))?;
-            let config = directory.join("tokenizer_config.json");
-            if config.is_file() {
-                folder.copy(&config)?;
+            for file in ["tokenizer_config.json", "generation_config.json"].map(|file| directory.join(file)) {
+                if file.is_file() {
+                    folder.copy(&file)?;
+                }
             }
             let lines = vec![
                 "from transformers import PreTrainedTokenizerFast".to_owned(),
                 "tokenizer = PreTrainedTokenizerFast(tokenizer_file=\"tokenizer.json\")".to_owned(),
-                format!("ids = tokenizer(\"{prompt}\", return_tensors=\"pt\").input_ids"),
+                format!("ids = tokenizer(\"{prompt}\", return_tensors=\"pt\", add_special_tokens=False).input_ids"),
             ];
             (lines, "tokenizer.decode(ids[0])")
         }
@@ -88,6 +89,22 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
         ],
     };
     write(folder, &readme)
+}
+
+/// The content of config.json, with the special tokens of the folder that the run began with, if it began with one.
+fn hugging_face(settings: &GptSettings) -> Result<Value> {
+    let mut config = settings.model.to_hugging_face()?;
+    let own = match &settings.data.text.tokenizer {
+        TokenizerKind::Folder(directory) => {
+            let text = std::fs::read_to_string(directory.join("config.json")).unwrap_or_default();
+            serde_json::from_str(&text).unwrap_or(Value::Null)
+        }
+        _ => Value::Null,
+    };
+    for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        config[token] = own[token].clone();
+    }
+    Ok(config)
 }
 
 /// The tokenizer's config. Without it, transformers would add GPT-2's end-of-text token to a vocabulary that lacks it.

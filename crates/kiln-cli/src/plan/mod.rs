@@ -7,7 +7,7 @@ mod table;
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
@@ -34,6 +34,9 @@ const SAMPLES: usize = 5;
 const SMALL: usize = 64;
 /// The vocabulary size of texts without a tokenizer.
 const BYTES: usize = 256;
+/// The vocabulary size of GPT-2's tokenizer, and tokens of a sequence, if nothing is said.
+const GPT2_VOCABULARY: usize = 50_257;
+const CONTEXT: usize = 1024;
 
 pub(crate) fn run(command: Plan) -> Result<()> {
     match command {
@@ -89,7 +92,19 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)
         }
         Plan::Gpt(arguments) => {
-            let config = next_token::sized(&arguments.model, arguments.vocab as usize, arguments.context as usize)?;
+            let (context, vocab) = (arguments.context.map(|tokens| tokens as usize), arguments.vocab);
+            let folder = next_token::folder(&arguments.model);
+            let config = match (folder, vocab) {
+                (Some(_), Some(vocab)) => {
+                    bail!(Usage(format!("--vocab is {vocab}, expected none: the model of a folder has its own")))
+                }
+                (Some(folder), None) => next_token::of_folder(folder, context, CONTEXT)?,
+                (None, _) => {
+                    let (vocab, context) =
+                        (vocab.map_or(GPT2_VOCABULARY, |vocab| vocab as usize), context.unwrap_or(CONTEXT));
+                    DecoderConfig::Gpt(next_token::named(&arguments.model, vocab, context)?)
+                }
+            };
             let config = config.with_lean(!arguments.plan.stock_layers);
             let (context, vocab) = (config.context(), config.vocab());
             let tokens = vec![0; SAMPLES * (context + 1)];
@@ -97,8 +112,8 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let name = format!("{}, {}, vocabulary of {vocab}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
             let mut what = what("gpt", &arguments.plan);
-            what.extend(["--model".into(), arguments.model, "--context".into(), context.to_string()]);
-            if vocab != BYTES && matches!(config, DecoderConfig::Gpt(_)) {
+            what.extend(["--model".into(), arguments.model.clone(), "--context".into(), context.to_string()]);
+            if vocab != BYTES && folder.is_none() {
                 what.extend(["--tokenizer".into(), "DIR".into()]);
             }
             plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)

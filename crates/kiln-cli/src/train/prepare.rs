@@ -1,7 +1,5 @@
 //! Makes a run from the command line: combines recipe, settings file and options.
 
-use std::path::Path;
-
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use kiln_data::{BadSamples, TileSet, Tokenizer, TokenizerKind};
@@ -136,14 +134,21 @@ impl RunCommand for TrainGpt {
             ));
         }
         let mut file = settings_file::<NextToken>(&self.run, &self.call)?;
-        if let (Some(_), Some(file)) = (&self.lora.weights, &mut file) {
+        let folder = self.gpt.model.as_deref().and_then(next_token::folder);
+        if let (true, Some(file)) = (self.lora.weights.is_some() || folder.is_some(), &mut file) {
             file.remove("run", &["init", "from"]); // the option replaces the initial weights in the file
+        }
+        if let (true, Some(file)) = (folder.is_some(), &mut file) {
+            file.remove("compression", &["weights"]);
         }
         let in_file = |key: &str| file.as_ref().is_some_and(|file| file.get("run", key).is_some());
         let has_data = given.any(&["data"]) || in_file("data");
         let mut recipe = if has_data { next_token::recipe() } else { next_token::fixture_recipe() };
         if given.any(&["epochs"]) || in_file("epochs") {
             recipe.run.max_steps = None; // whole epochs were asked for
+        }
+        if folder.is_some() {
+            recipe.schedule.peak = next_token::rate(self.lora.lora.is_some());
         }
         let defaults = self.call.resume.is_none().then_some(&recipe);
         let mut settings: GptSettings = resolve::<NextToken>(defaults, file.as_ref(), Table::new())?;
@@ -165,24 +170,24 @@ impl TrainGpt {
         if own.context == Some(0) {
             bail!(Usage("--context is 0, expected at least 1 token".into()));
         }
-        let folder = own.model.as_deref().map(Path::new).filter(|folder| folder.is_dir());
-        match (folder, &own.model, &mut settings.model) {
-            (Some(folder), ..) => {
+        let lean = !self.call.stock_layers && settings.model.is_lean();
+        match (own.model.as_deref(), own.model.as_deref().and_then(next_token::folder)) {
+            (_, Some(folder)) => {
                 let other_weights = self.call.given.any(&["init", "from", "weights"]);
-                next_token::of_folder(settings, folder, own.context, other_weights)?;
+                next_token::begin_with(settings, folder, own.context, other_weights)?;
             }
-            (None, Some(name), DecoderConfig::Gpt(model)) => {
-                let named = next_token::named(name, 1, 1)?;
-                (model.layers, model.heads, model.width) = (named.layers, named.heads, named.width);
+            (Some(name), None) => {
+                let sizes = next_token::named(name, settings.model.vocab(), settings.model.context())?;
+                let dropout = match &settings.model {
+                    DecoderConfig::Gpt(model) => model.dropout,
+                    _ => 0.0,
+                };
+                settings.model = DecoderConfig::Gpt(sizes.with_dropout(dropout));
             }
-            (None, Some(name), _) => settings.model = next_token::sized(name, 1, settings.model.context())?,
-            (None, None, _) => {}
+            (None, None) => {}
         }
         let context = own.context.unwrap_or(settings.model.context());
-        settings.model = settings.model.clone().with_context(context);
-        if self.call.stock_layers {
-            settings.model = settings.model.clone().with_lean(false);
-        }
+        settings.model = settings.model.clone().with_context(context).with_lean(lean);
         match (&mut settings.model, own.dropout, &own.tokenizer) {
             (DecoderConfig::Gpt(model), dropout, tokenizer) => {
                 model.dropout = dropout.unwrap_or(model.dropout);

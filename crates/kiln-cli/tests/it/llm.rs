@@ -30,6 +30,13 @@ fn the_model_of_a_folder_is_trained_resumed_sampled_measured_and_exported() {
     done(at, &["train", "llm", "--resume", "parts", "--max-steps", "6"]);
     assert!(weights(&at.join("whole")) == weights(&at.join("parts")), "a run that was resumed has other weights");
 
+    // Settings of a run are those of another one, and its checkpoint a beginning.
+    let data = text(at, 40_000);
+    let other = ["train", "llm", "--config", "whole/config.toml", "--data", data.to_str().unwrap(), "--out", "other"];
+    done(at, &other);
+    assert!(weights(&at.join("whole")) == weights(&at.join("other")), "the same settings make other weights");
+    done(at, &["train", "llm", "--from", "whole", "--max-steps", "2", "--out", "from"]);
+
     let greedy = ["sample", "whole", "--prompt", "Call me", "--tokens", "8", "--temperature", "0"];
     let lines = json_lines(at, &greedy);
     assert_eq!(lines[0]["tokens"].as_u64(), Some(8), "{lines:?}");
@@ -42,7 +49,6 @@ fn the_model_of_a_folder_is_trained_resumed_sampled_measured_and_exported() {
     assert_eq!(exported, DecoderConfig::from_folder(small()).unwrap().with_context(32));
     assert!(at.join("exported/tokenizer.json").is_file());
     // What was exported is a folder to begin with again.
-    let data = text(at, 40_000);
     let again = ["train", "llm", "--model", "exported", "--data", data.to_str().unwrap(), "--max-steps", "1"];
     let log = stderr(&done(at, &[&again[..], &["--out", "again"]].concat()));
     assert!(log.contains("29 of 29 tensors taken"), "{log}");
@@ -82,6 +88,15 @@ fn folders_and_options_that_do_not_fit_are_refused_and_nothing_is_written() {
         fs::copy(fixture("decoders/qwen3").join(file), other.join(file)).unwrap();
     }
     fs::copy(fixture("decoders/smollm/tokenizer.json"), other.join("tokenizer.json")).unwrap();
+    // A model with a block more than its file has.
+    let deeper = at.join("deeper");
+    fs::create_dir(&deeper).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(fixture("decoders/smollm").join(file), deeper.join(file)).unwrap();
+    }
+    let config = fs::read_to_string(deeper.join("config.json")).unwrap();
+    fs::write(deeper.join("config.json"), config.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4"))
+        .unwrap();
     let run = ["train", "llm", "--data", data.to_str().unwrap(), "--out", "run", "--max-steps", "1", "--model"];
     for (options, code, expected) in [
         (vec!["gpt-3"], 2, "unknown model 'gpt-3', expected one of gpt-tiny"),
@@ -89,6 +104,7 @@ fn folders_and_options_that_do_not_fit_are_refused_and_nothing_is_written() {
         (vec!["."], 1, "config.json': No such file"),
         (vec![&*no_tokenizer], 2, "has no tokenizer: it has neither tokenizer.json nor vocab.json and merges.txt"),
         (vec![other.to_str().unwrap()], 2, "model.vocab is 97, expected at least 600 as in the tokenizer"),
+        (vec![deeper.to_str().unwrap()], 1, "9 tensors are missing, the first is 'layers.3.input_layernorm.gamma'"),
         (vec![&*model, "--context", "129"], 2, "--context is 129, expected at most the model's 128"),
         (vec![&*model, "--dropout", "0.1"], 2, "--dropout is an option of a GPT"),
         (vec![&*model, "--tokenizer", "."], 2, "--tokenizer is an option of a GPT"),

@@ -14,10 +14,10 @@ mod help;
 mod initial_weights;
 #[cfg(unix)]
 mod kill;
-#[cfg(unix)]
 mod llm;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(unix)]
 mod names;
 mod parallel;
 mod plan;

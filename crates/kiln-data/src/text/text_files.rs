@@ -135,6 +135,10 @@ impl TextFiles {
             let Some(cut) = cut else {
                 return match text.len() <= LONGEST {
                     true => Ok(()),
+                    false if !tokenizer.can_cut() => Err(Error::format(
+                        path,
+                        "more than 64 MiB, which a tokenizer whose words are unknown reads at once: expected a shorter text",
+                    )),
                     false => Err(Error::format(path, "64 MiB of text without white space, expected words or lines")),
                 };
             };

@@ -62,6 +62,11 @@ impl Form {
         Self { spelling, cut: if known { Cut::Space } else { Cut::Nowhere } }
     }
 
+    /// Whether there are places at which a text can be cut.
+    pub(super) fn can_be_cut(self) -> bool {
+        self.cut != Cut::Nowhere
+    }
+
     /// The last place within `text` where it can be cut.
     pub(super) fn last_cut(self, text: &str) -> Option<usize> {
         let begins = |next: char| match self.cut {
@@ -88,18 +93,19 @@ fn is_byte_level(decoder: &Value) -> bool {
     decoder["type"] == "ByteLevel" || decoder["decoders"].as_array().is_some_and(|all| all.iter().any(is_byte_level))
 }
 
-/// Whether words end before each space that follows another character.
+/// Whether words end before each space that follows another character: a byte-level step is the last one, and it or a pattern before it
+/// divides text into words.
 fn has_known_words(words: &Value) -> bool {
-    match words["type"].as_str() {
-        Some("ByteLevel") => words["add_prefix_space"] == false,
-        Some("Digits") => true,
-        Some("Split") => {
-            let pattern = words["pattern"]["Regex"].as_str().unwrap_or_default();
-            PATTERNS.contains(&pattern) && words["behavior"] == "Isolated" && words["invert"] == false
-        }
-        Some("Sequence") => words["pretokenizers"].as_array().is_some_and(|all| all.iter().all(has_known_words)),
-        _ => false,
-    }
+    let alone = std::slice::from_ref(words);
+    let steps = words["pretokenizers"].as_array().map_or(alone, Vec::as_slice);
+    let Some((last, before)) = steps.split_last() else { return false };
+    let is_pattern = |step: &Value| {
+        let pattern = step["pattern"]["Regex"].as_str().unwrap_or_default();
+        PATTERNS.contains(&pattern) && step["behavior"] == "Isolated" && step["invert"] == false
+    };
+    let divides = last["use_regex"] != false || before.iter().any(is_pattern);
+    let known = before.iter().all(|step| step["type"] == "Digits" || is_pattern(step));
+    last["type"] == "ByteLevel" && last["add_prefix_space"] == false && divides && known
 }
 
 impl Spelling {

@@ -7,7 +7,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::token_form::{Form, byte_characters};
+use super::token_form::{Form, Spelling, byte_characters};
 use crate::error::Error;
 use crate::printable::printable;
 
@@ -81,8 +81,7 @@ impl Tokenizer {
         let model = BPE::from_file(&vocab, &merges).build();
         let model = model.map_err(|e| fail(printable(&e.to_string().replace('\n', " "))))?;
         let mut tokenizer = tokenizers::Tokenizer::new(model);
-        let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
-        let missing = ByteLevel::alphabet().iter().filter(|byte| lacks(byte)).count();
+        let missing = bytes_without_token(&tokenizer);
         if missing > 0 {
             return Err(fail(format!("vocab.json lacks {missing} of the 256 bytes")));
         }
@@ -94,16 +93,26 @@ impl Tokenizer {
     /// The tokenizer of a Hugging Face model, from `tokenizer.json` in `folder`. Special tokens in a text become their ids; none is added.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the file is missing or damaged.
+    /// [`Error::Tokenizer`] when the file is missing or damaged, drops merges at random, or lacks one of the 256 bytes in a byte-level vocabulary.
     pub fn folder(folder: impl AsRef<Path>) -> Result<Self, Error> {
         let path = folder.as_ref().join("tokenizer.json");
         let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", printable(&path)) };
         let bytes = std::fs::read(&path).map_err(|e| fail(e.to_string()))?;
         let tokenizer = tokenizers::Tokenizer::from_bytes(&bytes);
-        let tokenizer = tokenizer.map_err(|e| fail(printable(&e.to_string().replace('\n', " "))))?;
+        let mut tokenizer = tokenizer.map_err(|e| fail(printable(&e.to_string().replace('\n', " "))))?;
+        let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| fail(e.to_string()))?;
+        if json["model"]["dropout"].as_f64().is_some_and(|rate| rate > 0.0) {
+            return Err(fail("it drops merges at random, expected a tokenizer without dropout".into()));
+        }
+        // A text is read as a whole, whatever inputs the file was last used for.
+        tokenizer.with_padding(None).with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        let form = Form::of(&json);
+        let missing = bytes_without_token(&tokenizer);
+        if form.spelling == Spelling::ByteLevel && missing > 0 {
+            return Err(fail(format!("it lacks {missing} of the 256 bytes")));
+        }
         let mut fingerprint = Xxh3Default::new();
         fingerprint.update(&bytes);
-        let form = serde_json::from_slice(&bytes).map(|json| Form::of(&json)).map_err(|e| fail(e.to_string()))?;
         Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form, fingerprint: fingerprint.digest() }))
     }
 
@@ -147,7 +156,7 @@ impl Tokenizer {
     }
 
     /// The bytes of text that each id stands for, by id; none for an id that the vocabulary lacks. The bytes of the ids of a text, one
-    /// after the other, are the text; those of one id alone need not be whole characters.
+    /// after the other, are the text, in the normal form that the tokenizer gives it; those of one id alone need not be whole characters.
     pub fn token_bytes(&self) -> Vec<Vec<u8>> {
         match self {
             Self::Bytes => (0..=u8::MAX).map(|byte| vec![byte]).collect(),
@@ -175,6 +184,14 @@ impl Tokenizer {
         }
     }
 
+    /// Whether a text can be cut without a change of its ids.
+    pub(crate) fn can_cut(&self) -> bool {
+        match self {
+            Self::Bytes => true,
+            Self::Bpe(bpe) => bpe.form.can_be_cut(),
+        }
+    }
+
     /// A hash that differs between tokenizers.
     pub(crate) fn fingerprint(&self) -> u64 {
         match self {
@@ -182,4 +199,10 @@ impl Tokenizer {
             Self::Bpe(bpe) => bpe.fingerprint,
         }
     }
+}
+
+/// The number of bytes that no token of a byte-level vocabulary stands for.
+fn bytes_without_token(tokenizer: &tokenizers::Tokenizer) -> usize {
+    let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
+    ByteLevel::alphabet().iter().filter(|byte| lacks(byte)).count()
 }

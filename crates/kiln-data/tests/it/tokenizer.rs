@@ -69,6 +69,31 @@ fn a_folder_whose_words_are_unknown_is_cut_nowhere() {
         None
     );
     assert_eq!(cut(&|json| json["pre_tokenizer"] = Value::Null), None);
+    // Nothing of these divides text into words.
+    let steps = |steps: Value| move |json: &mut Value| json["pre_tokenizer"]["pretokenizers"] = steps.clone();
+    let bytes =
+        serde_json::json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let digits = serde_json::json!({ "type": "Digits", "individual_digits": true });
+    for alone in [serde_json::json!([]), serde_json::json!([digits]), serde_json::json!([digits, bytes])] {
+        assert_eq!(cut(&steps(alone)), None);
+    }
+    // Another length of inputs cuts no text, and padding adds nothing.
+    fs::write(folder.path().join("tokenizer.json"), {
+        let mut short = whole.clone();
+        let (direction, strategy) = ("Right", "LongestFirst");
+        short["truncation"] =
+            serde_json::json!({ "direction": direction, "max_length": 2, "strategy": strategy, "stride": 0 });
+        short["padding"] = serde_json::json!({
+            "strategy": { "Fixed": 9 }, "direction": direction, "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        });
+        short.to_string()
+    })
+    .unwrap();
+    let [short, plain] = [folder.path(), &folders()[0]].map(|folder| Tokenizer::folder(folder).unwrap());
+    for text in ["one", "one two three four five"] {
+        assert_eq!(short.encode(text).unwrap(), plain.encode(text).unwrap());
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::gpt::GptConfig;
 use crate::layers::{STD, normal};
 use crate::llama::LlamaConfig;
-use crate::safetensors::SafetensorsModel;
+use crate::safetensors::{Matched, SafetensorsModel};
 
 /// The configuration of a [`Decoder`]. In a file it is the network's own, by whose fields it is told.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -68,6 +68,11 @@ impl DecoderConfig {
         self
     }
 
+    /// Whether the blocks and the loss use kiln-layers' operations.
+    pub fn is_lean(&self) -> bool {
+        each!(self, config => config.lean)
+    }
+
     /// Sets whether the blocks and the loss use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         each!(&mut self, config => config.lean = lean);
@@ -109,18 +114,33 @@ impl DecoderConfig {
     pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<Decoder, Error> {
         let folder = folder.as_ref();
         let (model, matched) = self.init(device)?.load_matching(folder)?;
-        // The output layer of a tied model, and what can be computed from the configuration, may be in a file twice.
-        let implied = |name: &str| name == "lm_head.weight" || name.ends_with(".rotary_emb.inv_freq") || is_mask(name);
-        let unused: Vec<&String> = matched.unused.iter().filter(|name| !implied(name)).collect();
-        let fail = |count, what: &str, name: &String| {
-            let reason = format!("{count} tensors {what}, the first is '{name}'; expected those of config.json");
-            Err(Error::Load { path: folder.to_owned(), reason })
-        };
-        match (matched.new.first(), unused.first()) {
-            (Some(name), _) => fail(matched.new.len(), "are missing", name),
-            (None, Some(name)) => fail(unused.len(), "are not of this model", name),
-            (None, None) => Ok(model),
-        }
+        complete(&matched, folder)?;
+        Ok(model)
+    }
+
+    /// Checks that the files in `folder` have all tensors of the model, in its shapes, and no others. Their bytes are not read.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn check_folder(&self, folder: impl AsRef<Path>) -> Result<(), Error> {
+        let folder = folder.as_ref();
+        complete(&self.init(&Device::capture())?.matching(folder)?.1, folder)
+    }
+}
+
+/// Refuses a model of which `folder` has not all tensors, and a folder with tensors of another one.
+fn complete(matched: &Matched, folder: &Path) -> Result<(), Error> {
+    // The output layer of a tied model, and what can be computed from the configuration, may be in a file twice.
+    let implied = |name: &str| name == "lm_head.weight" || name.ends_with(".rotary_emb.inv_freq") || is_mask(name);
+    let unused: Vec<&String> = matched.unused.iter().filter(|name| !implied(name)).collect();
+    let fail = |count, what: &str, name: &String| {
+        let reason = format!("{count} tensors {what}, the first is '{name}'; expected those of config.json");
+        Err(Error::Load { path: folder.to_owned(), reason })
+    };
+    match (matched.new.first(), unused.first()) {
+        (Some(name), _) => fail(matched.new.len(), "are missing", name),
+        (None, Some(name)) => fail(unused.len(), "are not of this model", name),
+        (None, None) => Ok(()),
     }
 }
 

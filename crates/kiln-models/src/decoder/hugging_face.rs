@@ -2,16 +2,20 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::config::DecoderConfig;
 use crate::Error;
+use crate::config::invalid;
 use crate::gpt::GptConfig;
 use crate::llama::{LlamaConfig, Scaling};
 
 /// The file of the configuration in a folder.
 const FILE: &str = "config.json";
+
+/// The window of Mistral and Qwen where a file does not have it.
+const WINDOW: usize = 4096;
 
 /// The values of `model_type` that are known.
 const TYPES: &str = "gpt2, llama, mistral, qwen2, qwen3";
@@ -55,18 +59,25 @@ impl DecoderConfig {
         }
     }
 
-    /// The content of a Hugging Face folder's `config.json`. The window of a model that has one is that of all blocks, or of the last ones
-    /// of a Qwen.
-    pub fn to_hugging_face(&self) -> Value {
-        let mut fields = match self {
+    /// The content of a Hugging Face folder's `config.json`, without special tokens.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a model whose parts no `model_type` has together, such as a window and biases.
+    pub fn to_hugging_face(&self) -> Result<Value, Error> {
+        let fields = match self {
             Self::Gpt(config) => of_gpt(config),
             Self::Llama(config) => of_llama(config),
         };
-        let end = json!({ "bos_token_id": null, "eos_token_id": null, "torch_dtype": "float32" });
-        if let (Value::Object(fields), Value::Object(end)) = (&mut fields, end) {
-            fields.extend(end);
+        let same = match (self, Self::parsed(&fields.to_string())) {
+            // What is dropped, and how the model computes, is not in the file, or not read from it.
+            (Self::Gpt(_), Ok(Self::Gpt(_))) => true,
+            (Self::Llama(own), Ok(Self::Llama(read))) => *own == LlamaConfig { lean: own.lean, ..read },
+            _ => false,
+        };
+        match same {
+            true => Ok(fields),
+            false => Err(invalid("model", fields["model_type"].clone(), format!("the parts of one of {TYPES}"))),
         }
-        fields
     }
 }
 
@@ -86,6 +97,7 @@ fn of_gpt(config: &GptConfig) -> Value {
         "embd_pdrop": config.dropout,
         "attn_pdrop": 0.0,
         "tie_word_embeddings": true,
+        "torch_dtype": "float32",
     })
 }
 
@@ -128,6 +140,7 @@ fn of_llama(config: &LlamaConfig) -> Value {
         "mlp_bias": config.hidden_bias,
         "sliding_window": config.window,
         "tie_word_embeddings": config.tied,
+        "torch_dtype": "float32",
     });
     if let (Value::Object(fields), "qwen2" | "qwen3") = (&mut fields, kind) {
         let of = |block| if config.window_of(block).is_some() { "sliding_attention" } else { "full_attention" };
@@ -151,6 +164,8 @@ struct Gpt2File {
     activation_function: Option<String>,
     layer_norm_epsilon: Option<f64>,
     tie_word_embeddings: Option<bool>,
+    scale_attn_weights: Option<bool>,
+    scale_attn_by_inverse_layer_idx: Option<bool>,
 }
 
 impl Gpt2File {
@@ -159,14 +174,21 @@ impl Gpt2File {
         if let Some(other) = self.activation_function.filter(|name| name != "gelu_new") {
             return Err(format!("activation_function is '{other}', expected gelu_new"));
         }
-        if let Some(inner) = self.n_inner.filter(|inner| *inner != 4 * n_embd) {
-            return Err(format!("n_inner is {inner}, expected four times n_embd, {}", 4 * n_embd));
+        let four = n_embd.saturating_mul(4);
+        if let Some(inner) = self.n_inner.filter(|inner| *inner != four) {
+            return Err(format!("n_inner is {inner}, expected four times n_embd, {four}"));
         }
         if let Some(epsilon) = self.layer_norm_epsilon.filter(|epsilon| (*epsilon - 1e-5).abs() > 1e-12) {
             return Err(format!("layer_norm_epsilon is {epsilon}, expected 1e-5"));
         }
-        if self.tie_word_embeddings == Some(false) {
-            return Err("tie_word_embeddings is false, expected true".into());
+        for (name, value, expected) in [
+            ("tie_word_embeddings", self.tie_word_embeddings, true),
+            ("scale_attn_weights", self.scale_attn_weights, true),
+            ("scale_attn_by_inverse_layer_idx", self.scale_attn_by_inverse_layer_idx, false),
+        ] {
+            if value == Some(!expected) {
+                return Err(format!("{name} is {}, expected {expected}", !expected));
+            }
         }
         let sized = GptConfig::tiny(vocab_size, n_positions).with_layers(n_layer);
         Ok(sized.with_heads(n_head).with_width(n_embd))
@@ -193,17 +215,25 @@ struct LlamaFile {
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
-    sliding_window: Option<usize>,
+    /// `None` where the file does not have it, and null where it says that there is none.
+    #[serde(default, deserialize_with = "present")]
+    sliding_window: Option<Option<usize>>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
 }
 
+/// Reads a field that may be null.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
 #[derive(Default, Deserialize)]
 struct Rope {
     rope_theta: Option<f64>,
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name of `rope_type`. Some files have both.
+    r#type: Option<String>,
     factor: Option<f64>,
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
@@ -217,7 +247,7 @@ impl Rope {
         if let Some(part) = self.partial_rotary_factor.filter(|part| *part != 1.0) {
             return Err(format!("partial_rotary_factor is {part}, expected 1"));
         }
-        match self.rope_type.as_deref() {
+        match self.rope_type.as_ref().or(self.r#type.as_ref()).map(String::as_str) {
             None | Some("default") => Ok(Scaling::None),
             Some("linear") => Ok(Scaling::Linear { factor: needed(self.factor, "factor")? }),
             Some("llama3") => Ok(Scaling::Llama3 {
@@ -239,21 +269,29 @@ impl LlamaFile {
             return Err(format!("hidden_act is '{other}', expected silu"));
         }
         let (window, unlimited) = self.windows(kind)?;
-        let rope = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
+        let rope = self.rope_scaling.or(self.rope_parameters).unwrap_or_default();
         let (heads, width, layers) = (self.num_attention_heads, self.hidden_size, self.num_hidden_layers);
         let sizes = LlamaConfig::new(self.vocab_size, self.max_position_embeddings, [layers, heads, width]);
-        let attention_bias = self.attention_bias.unwrap_or(false);
+        // What other models of the family do not read has no effect on them.
+        let attention_bias = matches!(kind, "llama" | "qwen3") && self.attention_bias == Some(true);
+        // transformers' defaults.
+        let [kv_heads, depth] = match kind {
+            "mistral" => [8, sizes.depth],
+            "qwen2" => [32, sizes.depth],
+            "qwen3" => [32, 128],
+            _ => [heads, sizes.depth],
+        };
         Ok(LlamaConfig {
-            kv_heads: self.num_key_value_heads.unwrap_or(heads),
-            depth: self.head_dim.unwrap_or(sizes.depth),
+            kv_heads: self.num_key_value_heads.unwrap_or(kv_heads),
+            depth: self.head_dim.unwrap_or(depth),
             hidden: self.intermediate_size,
             epsilon: self.rms_norm_eps.unwrap_or(1e-6),
             theta: rope.rope_theta.or(self.rope_theta).unwrap_or(sizes.theta),
             scaling: rope.scaling()?,
             tied: self.tie_word_embeddings.unwrap_or(false),
             qkv_bias: kind == "qwen2" || attention_bias,
-            output_bias: kind != "qwen2" && attention_bias,
-            hidden_bias: self.mlp_bias.unwrap_or(false),
+            output_bias: attention_bias,
+            hidden_bias: kind == "llama" && self.mlp_bias == Some(true),
             head_norms: kind == "qwen3",
             window,
             unlimited,
@@ -265,9 +303,9 @@ impl LlamaFile {
     fn windows(&self, kind: &str) -> Result<(Option<usize>, usize), String> {
         // Mistral's blocks all have the window, those of Llama none, and those of Qwen if the file says so.
         let used = kind == "mistral" || (kind != "llama" && self.use_sliding_window == Some(true));
-        let Some(window) = self.sliding_window.filter(|_| used) else { return Ok((None, 0)) };
+        let Some(window) = self.sliding_window.unwrap_or(Some(WINDOW)).filter(|_| used) else { return Ok((None, 0)) };
         let Some(types) = &self.layer_types else {
-            return Ok((Some(window), if kind == "mistral" { 0 } else { self.max_window_layers.unwrap_or(0) }));
+            return Ok((Some(window), if kind == "mistral" { 0 } else { self.max_window_layers.unwrap_or(28) }));
         };
         let unlimited = types.iter().take_while(|kind| *kind == "full_attention").count();
         match types[unlimited..].iter().find(|kind| *kind != "sliding_attention") {

@@ -108,7 +108,7 @@ impl LlamaConfig {
             kv_heads: heads,
             depth: width / heads.max(1),
             width,
-            hidden: (width * 8).div_ceil(3).next_multiple_of(8),
+            hidden: (width.saturating_mul(8) / 3).next_multiple_of(8),
             epsilon: 1e-5,
             theta: 10_000.0,
             scaling: Scaling::None,

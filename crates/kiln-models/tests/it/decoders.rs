@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
-use kiln_models::{Decoder, DecoderConfig, Error, SafetensorsModel};
+use kiln_models::{Decoder, DecoderConfig, Error, LlamaConfig, SafetensorsModel, Scaling};
 use safetensors::{Dtype, SafeTensors};
 
 /// The cases. The first is in several files, the second in bf16, the third in f16.
@@ -114,7 +114,7 @@ fn what_is_saved_has_the_names_and_values_of_what_was_loaded() {
         let path = written.path().join("model.safetensors");
         model.save_safetensors(&path).unwrap();
         let config = DecoderConfig::from_folder(folder(case)).unwrap();
-        fs::write(written.path().join("config.json"), config.to_hugging_face().to_string()).unwrap();
+        fs::write(written.path().join("config.json"), config.to_hugging_face().unwrap().to_string()).unwrap();
         let read = DecoderConfig::from_folder(written.path()).unwrap();
         assert_eq!(read, config, "{case}");
         let again = read.load(written.path(), &device).unwrap();
@@ -177,6 +177,12 @@ fn folders_that_cannot_be_taken_are_refused_by_name() {
             "its weights are quantised ('awq'), expected a model in f32, f16 or bf16",
         ),
         ("gpt2", "gelu_new", "relu", "activation_function is 'relu', expected gelu_new"),
+        (
+            "gpt2",
+            "\"scale_attn_by_inverse_layer_idx\": false",
+            "\"scale_attn_by_inverse_layer_idx\": true",
+            "scale_attn_by_inverse_layer_idx is true, expected false",
+        ),
     ] {
         let copy = changed(case, old, new);
         let error = DecoderConfig::from_folder(copy.path()).unwrap_err().to_string();
@@ -216,6 +222,29 @@ fn folders_that_cannot_be_taken_are_refused_by_name() {
         };
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn what_files_leave_out_or_say_twice_is_as_transformers_reads_it() {
+    let read = |case: &str, old: &str, new: &str| match DecoderConfig::from_folder(changed(case, old, new).path()) {
+        Ok(DecoderConfig::Llama(config)) => config,
+        other => panic!("{other:?}"),
+    };
+    let whole = read("mistral", "", "");
+    assert_eq!((whole.window, whole.kv_heads), (Some(6), 2));
+    assert_eq!(read("mistral", "\"sliding_window\": 6,", "").window, Some(4096));
+    assert_eq!(read("mistral", "\"sliding_window\": 6", "\"sliding_window\": null").window, None);
+    assert_eq!(read("qwen3", "\"head_dim\": 16,", "").depth, 128);
+    // Older files have the frequencies by other names, and some have both names of their kind.
+    let old = "\"rope_parameters\": {\n    \"rope_theta\": 10000.0,\n    \"rope_type\": \"default\"\n  }";
+    let new =
+        "\"rope_theta\": 500.0, \"rope_scaling\": {\"type\": \"linear\", \"rope_type\": \"linear\", \"factor\": 2.0}";
+    let config = read("mistral", old, new);
+    assert_eq!((config.theta, config.scaling), (500.0, Scaling::Linear { factor: 2.0 }));
+    // No family has a window and norms of heads of which all see the same tokens, without a list of blocks.
+    let mixed = LlamaConfig { head_norms: true, hidden_bias: true, ..whole };
+    let error = DecoderConfig::Llama(mixed).to_hugging_face().unwrap_err().to_string();
+    assert!(error.contains("qwen3") && error.contains("llama, mistral, qwen2, qwen3"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Language modelling with a GPT-2-style decoder.
+//! Language modelling with a decoder: a GPT, or the model of a Hugging Face folder.
 
 mod continuation;
 mod model;
@@ -18,7 +18,7 @@ use crate::pipelines::teacher::TeacherModel;
 use crate::{device, fixtures};
 
 pub(crate) use continuation::reader;
-pub(crate) use model::{named, of_folder, sized};
+pub(crate) use model::{begin_with, folder, named, of_folder, rate};
 pub use settings::{GptSettings, Text, TextSettings, fixture_recipe, recipe};
 pub use task::{NextToken, next_token};
 
