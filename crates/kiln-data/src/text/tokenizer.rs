@@ -7,7 +7,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::token_form::{Form, Spelling, byte_characters};
+use super::token_form::{Form, byte_characters};
 use crate::error::Error;
 use crate::printable::printable;
 
@@ -81,7 +81,8 @@ impl Tokenizer {
         let model = BPE::from_file(&vocab, &merges).build();
         let model = model.map_err(|e| fail(printable(&e.to_string().replace('\n', " "))))?;
         let mut tokenizer = tokenizers::Tokenizer::new(model);
-        let missing = bytes_without_token(&tokenizer);
+        let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
+        let missing = ByteLevel::alphabet().iter().filter(|byte| lacks(byte)).count();
         if missing > 0 {
             return Err(fail(format!("vocab.json lacks {missing} of the 256 bytes")));
         }
@@ -90,10 +91,11 @@ impl Tokenizer {
         Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form: Form::GPT2, fingerprint: fingerprint.digest() }))
     }
 
-    /// The tokenizer of a Hugging Face model, from `tokenizer.json` in `folder`. Special tokens in a text become their ids; none is added.
+    /// The tokenizer of a Hugging Face model, from `tokenizer.json` in `folder`. Special tokens in a text become their ids; none is added. Bytes
+    /// that a byte-level vocabulary lacks, such as some control characters in SmolLM2's, are left out, as in transformers.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the file is missing or damaged, drops merges at random, or lacks one of the 256 bytes in a byte-level vocabulary.
+    /// [`Error::Tokenizer`] when the file is missing or damaged, or drops merges at random.
     pub fn folder(folder: impl AsRef<Path>) -> Result<Self, Error> {
         let path = folder.as_ref().join("tokenizer.json");
         let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", printable(&path)) };
@@ -107,10 +109,6 @@ impl Tokenizer {
         // A text is read as a whole, whatever inputs the file was last used for.
         tokenizer.with_padding(None).with_truncation(None).map_err(|e| fail(e.to_string()))?;
         let form = Form::of(&json);
-        let missing = bytes_without_token(&tokenizer);
-        if form.spelling == Spelling::ByteLevel && missing > 0 {
-            return Err(fail(format!("it lacks {missing} of the 256 bytes")));
-        }
         let mut fingerprint = Xxh3Default::new();
         fingerprint.update(&bytes);
         Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form, fingerprint: fingerprint.digest() }))
@@ -156,7 +154,8 @@ impl Tokenizer {
     }
 
     /// The bytes of text that each id stands for, by id; none for an id that the vocabulary lacks. The bytes of the ids of a text, one
-    /// after the other, are the text, in the normal form that the tokenizer gives it; those of one id alone need not be whole characters.
+    /// after the other, are the text, in the normal form that the tokenizer gives it and without bytes that it lacks; those of one id alone need
+    /// not be whole characters.
     pub fn token_bytes(&self) -> Vec<Vec<u8>> {
         match self {
             Self::Bytes => (0..=u8::MAX).map(|byte| vec![byte]).collect(),
@@ -199,10 +198,4 @@ impl Tokenizer {
             Self::Bpe(bpe) => bpe.fingerprint,
         }
     }
-}
-
-/// The number of bytes that no token of a byte-level vocabulary stands for.
-fn bytes_without_token(tokenizer: &tokenizers::Tokenizer) -> usize {
-    let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
-    ByteLevel::alphabet().iter().filter(|byte| lacks(byte)).count()
 }
