@@ -5,6 +5,5 @@ mod decoders;
 mod errors;
 mod generate;
 mod matching;
-mod precision;
 mod pruned;
 mod reference;

@@ -1,17 +1,10 @@
-//! Branches of a vision transformer that training leaves out: which, how often, and never in evaluation. The device's random numbers belong
-//! to the process, so that these tests have one of their own and take turns.
-#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//! Branches of a vision transformer that training leaves out: which, how often, and never in evaluation.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Distribution, Tensor};
 use kiln_models::{Vit, VitConfig};
 
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::turn;
 
 /// Two blocks, of which the second leaves out branches, on a device whose random numbers begin anew.
 fn vit(drop_path: f64, lean: bool, device: &Device) -> Vit {

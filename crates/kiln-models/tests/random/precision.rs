@@ -7,6 +7,8 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kiln_models::{Gpt, GptConfig, ResNet, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision, check_dtypes};
 
+use crate::turn;
+
 fn resnet(depth: &str) -> impl Fn(&Device) -> ResNet {
     let config = ResNetConfig::named(depth, 10).unwrap().with_width(8).with_stem(Stem::Cifar);
     move |device| config.init(device).unwrap()
@@ -24,6 +26,7 @@ fn policies() -> impl Iterator<Item = Policy> {
 
 #[test]
 fn no_operation_of_the_reference_models_mixes_dtypes() {
+    let _turn = turn();
     for policy in policies() {
         for depth in ["resnet18", "resnet50"] {
             let forward = |model: &ResNet, device: &Device| {
@@ -66,6 +69,7 @@ fn distance<M: Module>(init: impl Fn(&Device) -> M, policy: &Policy, loss: impl 
 
 #[test]
 fn gradients_in_16_bits_are_close_to_those_in_f32() {
+    let _turn = turn();
     let device = Device::flex().autodiff();
     device.seed(1);
     let images = Tensor::<4>::random([8, 3, 16, 16], Distribution::Normal(0.0, 1.0), &device);
