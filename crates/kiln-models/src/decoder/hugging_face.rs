@@ -24,7 +24,7 @@ impl DecoderConfig {
     /// The configuration in `config.json` of the folder of a Hugging Face model, whose `model_type` is gpt2, llama, mistral, qwen2 or qwen3.
     ///
     /// # Errors
-    /// [`Error::Load`] when the file cannot be read, is of another kind of model, or has a setting that no [`Decoder`] has: the reason names it
+    /// [`Error::Load`] when the file cannot be read, is of another kind of model, or has a setting that no [`Decoder`](crate::Decoder) has: the reason names it
     /// and what is accepted.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, Error> {
         let path = folder.as_ref().join(FILE);
