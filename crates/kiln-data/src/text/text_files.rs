@@ -20,7 +20,8 @@ const LONGEST: usize = 1 << 26;
 const RECORDS: [&str; 6] = ["csv", "json", "jsonl", "ndjson", "parquet", "tsv"];
 
 /// Writes the ids of the text in `files`, one file after the other, into a token file at `out`. The ids are those of the
-/// whole text encoded at once, but only a few hundred KiB of it are in memory at a time.
+/// whole text encoded at once, but only a few hundred KiB of it are in memory at a time. A tokenizer whose words are unknown
+/// reads all of it at once, at most 64 MiB.
 ///
 /// # Errors
 /// [`Error::Read`] and [`Error::Write`]; [`Error::Format`] for a file that is not UTF-8, becomes shorter while it is
