@@ -2,6 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
+use kiln_operations::NESTED;
 
 /// Attaches two reparameterizations to each parameter: `first` changes the stored value, `then` changes the result.
 ///
@@ -84,9 +85,6 @@ fn part<R: Reparameterizer, const D: usize>(
         None => (param, None),
     }
 }
-
-/// The name of a [`Nested`] in the paths of its parts.
-pub(crate) const NESTED: &str = "nested";
 
 /// The reparameterization that [`Nest`] attaches.
 #[derive(Clone, Debug)]

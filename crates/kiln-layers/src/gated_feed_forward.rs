@@ -7,9 +7,12 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 
 use crate::check::{main_input, same_size};
 use crate::error::Error;
-use crate::linear::{Prologue, gradients, parameters, prologue_linear};
+use crate::linear::{
+    Changed, LayerWeight, PARAMETERS, Prologue, changed_linear, nothing, parameter_gradients, parameters, plain,
+    rows_gradient,
+};
 use crate::norm::{Norm, NormSettings};
-use crate::normed_layers::{NormedLayers, normed_gradients, normed_layers, nothing, plain};
+use crate::normed_layers::{NormedLayers, Wanted, layer_inputs, normed_gradients, normed_layers};
 use crate::swiglu::Swiglu;
 
 /// An RMS norm and a gated feed-forward layer (SwiGLU, Shazeer 2020) in one operation: down(silu(gate(norm(x))) * up(norm(x))), as in the
@@ -31,17 +34,20 @@ pub fn gated_feed_forward<const D: usize>(
     let (width, device) = (x.dims()[D - 1], x.device());
     let (norm_weight, _, settings) = Norm::from(norm).parameters(width)?;
     let (gate, up) = (parameters(gate, width, &device)?, parameters(up, width, &device)?);
-    let ([_, hidden], [_, of_up]) = (gate.0.dims(), up.0.dims());
+    let ([_, hidden], [_, of_up]) = (gate.weight.dims(), up.weight.dims());
     same_size(("the number of outputs of the gate", hidden), ("that of the layer beside it", of_up))?;
-    let layers = [gate, up, parameters(down, hidden, &device)?];
-    let layers = layers.into_iter().flat_map(|(weight, bias)| [weight.into_dispatch(), bias.into_dispatch()]);
-    let inputs = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers).collect();
-    Ok(Tensor::from_dispatch(run(GatedFeedForward(settings), inputs).remove(0)))
+    let (layers, changes) = layer_inputs([gate, up, parameters(down, hidden, &device)?]);
+    let mut inputs: Vec<_> = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers).collect();
+    let changed = Changed::append(&mut inputs, changes);
+    Ok(Tensor::from_dispatch(run(GatedFeedForward { norm: settings, changed }, inputs).remove(0)))
 }
 
-/// The settings of the norm. Inputs are x, the norm's weight, and weight and bias of gate, up and down.
-#[derive(Clone, Copy, Debug)]
-struct GatedFeedForward(NormSettings);
+/// Inputs are x, the norm's weight, weight and bias of gate, up and down, and their low-rank changes.
+#[derive(Clone, Debug)]
+struct GatedFeedForward {
+    norm: NormSettings,
+    changed: Changed,
+}
 
 /// What the backward pass needs.
 #[derive(Clone, Debug)]
@@ -52,7 +58,7 @@ struct Saved<T> {
     gate: T,
     up: T,
     /// The weight of the last layer.
-    weight: T,
+    weight: LayerWeight<T>,
 }
 
 impl Operation for GatedFeedForward {
@@ -65,14 +71,15 @@ impl Operation for GatedFeedForward {
         mut inputs: Vec<FloatTensor<B>>,
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
+        let mut changes = self.changed.take(&mut inputs);
         let [weight, bias] = all(inputs.split_off(6));
-        let (outputs, layers) = normed_layers::<B>(inputs, self.0);
+        let weight = LayerWeight { weight, change: changes.pop().flatten() };
+        let (outputs, layers) = normed_layers::<B>(inputs, changes, self.norm);
         let [gate, up] = all(outputs);
         let product = product::<B>(&gate, &up);
-        let kept = weight.clone();
-        let saved = wanted.contains(&true).then(|| Saved { layers, gate, up, weight: kept });
-        let none = nothing::<B>(&weight);
-        let [y, _] = prologue_linear::<B>([product, none.clone(), none, weight, bias], Prologue::None);
+        let saved = wanted.contains(&true).then(|| Saved { layers, gate, up, weight: weight.clone() });
+        let none = nothing::<B>(&weight.weight);
+        let [y, _] = changed_linear::<B>(product, [none.clone(), none], weight, bias, Prologue::None);
         Computed { outputs: vec![y], saved }
     }
 
@@ -82,11 +89,11 @@ impl Operation for GatedFeedForward {
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        backward::<B>(saved, gradient, wanted, None)
+        self.gradients::<B>(saved, gradient, wanted, None)
     }
 
     fn in_order(&self) -> InOrder {
-        InOrder::Backward(&[1, 2, 3, 4, 5, 6, 7])
+        InOrder::Backward(PARAMETERS)
     }
 
     fn gradient_in_order<B: KernelBackend>(
@@ -96,7 +103,7 @@ impl Operation for GatedFeedForward {
         wanted: &[bool],
         sums: Vec<Onto<FloatTensor<B>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        backward::<B>(saved, gradient, wanted, Some(sums))
+        self.gradients::<B>(saved, gradient, wanted, Some(sums))
     }
 }
 
@@ -106,29 +113,48 @@ fn product<B: KernelBackend>(gate: &FloatTensor<B>, up: &FloatTensor<B>) -> Floa
     product
 }
 
-/// The gradients of the inputs that are wanted.
-fn backward<B: KernelBackend>(
-    Saved { layers, gate, up, weight }: Saved<FloatTensor<B>>,
-    gradient: FloatTensor<B>,
-    wanted: &[bool],
-    mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
-) -> Vec<Option<FloatTensor<B>>> {
-    let first = layers.inputs();
-    let last_sums = sums.as_mut().map(|sums| {
-        let [weight, bias] = all(sums.split_off(first));
-        vec![Onto::Apart, Onto::Apart, Onto::Apart, weight, bias]
-    });
-    let flags = [wanted[..first].contains(&true), false, false, wanted[first], wanted[first + 1]];
-    // The values of the product are read for the gradient of the weight alone.
-    let read = if wanted[first] { product::<B>(&gate, &up) } else { gate.clone() };
-    let [of_product, _, _, of_weight, of_bias] = gradients::<B>(plain::<B>(read, weight), gradient, flags, last_sums);
-    let mut made = match of_product {
-        Some(of_product) => {
-            let of_outputs = B::run(&Swiglu::Backward, vec![gate, up, of_product]);
-            normed_gradients::<B>(layers, of_outputs, &wanted[..first], sums)
-        }
-        None => vec![None; first],
-    };
-    made.extend([of_weight, of_bias]);
-    made
+impl GatedFeedForward {
+    /// The gradients of the inputs that are wanted.
+    fn gradients<B: KernelBackend>(
+        &self,
+        Saved { layers, gate, up, weight }: Saved<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+        mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let mut wanted = wanted.to_vec();
+        let mut changes = self.changed.take(&mut wanted);
+        let mut change_sums = sums.as_mut().map(|sums| self.changed.take(sums));
+        let first = layers.inputs();
+        let [for_a, for_b, _] = changes.pop().flatten().unwrap_or_default();
+        let flags = ([wanted[first], wanted[first + 1]], [for_a, for_b]);
+        let last_sums = sums.as_mut().zip(change_sums.as_mut()).map(|(sums, changes)| {
+            let [a, b] = changes.pop().flatten().map_or([Onto::Apart, Onto::Apart], |[a, b, _]| [a, b]);
+            (all(sums.split_off(first)), [a, b])
+        });
+        wanted.truncate(first);
+        let before = wanted.contains(&true) || changes.iter().flatten().flatten().any(|wanted| *wanted);
+        let has_change = weight.change.is_some();
+        let (own, of_change) = match flags.0.contains(&true) || flags.1.contains(&true) {
+            true => {
+                let read = plain::<B>(product::<B>(&gate, &up), weight.weight.clone());
+                parameter_gradients::<B>(&read, weight.change.as_ref(), &gradient, flags, last_sums)
+            }
+            false => ([None, None], [None, None]),
+        };
+        let (mut made, mut of_changes) = match before {
+            true => {
+                let of_product = rows_gradient::<B>(gate.clone(), weight, gradient);
+                let of_outputs = B::run(&Swiglu::Backward, vec![gate, up, of_product]);
+                let wanted = Wanted { inputs: wanted, changes, sums: sums.zip(change_sums) };
+                normed_gradients::<B>(layers, of_outputs, wanted)
+            }
+            false => (vec![None; first], changes.iter().map(|change| change.map(|_| [None, None, None])).collect()),
+        };
+        made.extend(own);
+        let [of_a, of_b] = of_change;
+        of_changes.push(has_change.then_some([of_a, of_b, None]));
+        made.extend(of_changes.into_iter().flatten().flatten());
+        made
+    }
 }

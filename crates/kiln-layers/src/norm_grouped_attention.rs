@@ -9,9 +9,9 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::attention::{AttentionOptions, Settings, Sizes, grouped, grouped_backward, grouped_terms};
 use crate::check::{main_input, same_size};
 use crate::error::Error;
-use crate::linear::parameters;
+use crate::linear::{Changed, PARAMETERS, nothing, parameters};
 use crate::norm::{Norm, NormSettings, row_norm, row_norm_gradients};
-use crate::normed_layers::{NormedLayers, normed_gradients, normed_layers, nothing};
+use crate::normed_layers::{NormedLayers, Wanted, layer_inputs, normed_gradients, normed_layers};
 use crate::rotary::{Direction, RotaryOptions, rotated_heads};
 
 /// The layers before the attention of a decoder's block.
@@ -54,7 +54,7 @@ pub fn norm_grouped_attention(
     let (norm_weight, _, norm) = Norm::from(norm).parameters(width)?;
     let layer = |layer| parameters(layer, width, &device);
     let layers = [layer(query)?, layer(key)?, layer(value)?];
-    let [of_query, of_key, of_value] = layers.each_ref().map(|(weight, _)| weight.dims()[1]);
+    let [of_query, of_key, of_value] = layers.each_ref().map(|layer| layer.weight.dims()[1]);
     same_size(("the number of outputs of the keys", of_key), ("that of the values", of_value))?;
     let not_divided = |name, value: usize, expected| Error::InvalidSetting { name, value: value.to_string(), expected };
     if heads == 0 || !of_query.is_multiple_of(heads) {
@@ -73,16 +73,16 @@ pub fn norm_grouped_attention(
         head_weights.push(weight.into_dispatch());
         head_settings.push(settings);
     }
-    let layers = layers.into_iter().flat_map(|(weight, bias)| [weight.into_dispatch(), bias.into_dispatch()]);
+    let (layers, changes) = layer_inputs(layers);
     let inputs = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers);
-    let inputs = inputs.chain(head_weights).chain(masks).collect();
-    Ok(Tensor::from_dispatch(
-        run(NormGroupedAttention { norm, head_norms: head_settings, rotary, settings }, inputs).remove(0),
-    ))
+    let mut inputs: Vec<_> = inputs.chain(head_weights).chain(masks).collect();
+    let changed = Changed::append(&mut inputs, changes);
+    let operation = NormGroupedAttention { norm, head_norms: head_settings, rotary, settings, changed };
+    Ok(Tensor::from_dispatch(run(operation, inputs).remove(0)))
 }
 
-/// Inputs are x, the norm's weight, weight and bias of each of the three layers, the weights of the norms of heads, if there are any, and the
-/// masks of the attention.
+/// Inputs are x, the norm's weight, weight and bias of each of the three layers, the weights of the norms of heads, if there are any, the
+/// masks of the attention, and the low-rank changes of the layers.
 #[derive(Clone, Debug)]
 struct NormGroupedAttention {
     norm: NormSettings,
@@ -90,6 +90,7 @@ struct NormGroupedAttention {
     head_norms: Vec<NormSettings>,
     rotary: RotaryOptions,
     settings: Settings,
+    changed: Changed,
 }
 
 /// What the backward pass needs.
@@ -97,6 +98,8 @@ struct NormGroupedAttention {
 struct Saved<T> {
     /// x, the norm's weight, and weight and bias of each layer.
     layers: Vec<T>,
+    /// A, B and s of the layers' low-rank changes.
+    changes: Vec<Option<[T; 3]>>,
     /// Weights of the norms of heads.
     head_norms: Vec<T>,
     masks: Vec<T>,
@@ -117,13 +120,21 @@ impl Operation for NormGroupedAttention {
         mut inputs: Vec<FloatTensor<B>>,
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
+        let changes = self.changed.take(&mut inputs);
         let mut head_norms = inputs.split_off(OF_LAYERS);
         let masks = head_norms.split_off(self.head_norms.len());
-        let kept = wanted.contains(&true).then(|| inputs.clone());
-        let Heads { heads, .. } = self.heads::<B>(inputs, &head_norms);
+        let kept = wanted.contains(&true).then(|| (inputs.clone(), changes.clone()));
+        let Heads { heads, .. } = self.heads::<B>(inputs, changes, &head_norms);
         let [output, log_sums] = grouped::<B>(heads, &self.settings, &masks);
         let output = joined::<B>(output);
-        let saved = kept.map(|layers| Saved { layers, head_norms, masks, output: output.clone(), log_sums });
+        let saved = kept.map(|(layers, changes)| Saved {
+            layers,
+            changes,
+            head_norms,
+            masks,
+            output: output.clone(),
+            log_sums,
+        });
         Computed { outputs: vec![output], saved }
     }
 
@@ -137,10 +148,7 @@ impl Operation for NormGroupedAttention {
     }
 
     fn in_order(&self) -> InOrder {
-        InOrder::Backward(match self.head_norms.is_empty() {
-            true => &[1, 2, 3, 4, 5, 6, 7],
-            false => &[1, 2, 3, 4, 5, 6, 7, 8, 9],
-        })
+        InOrder::Backward(PARAMETERS)
     }
 
     fn gradient_in_order<B: KernelBackend>(
@@ -163,8 +171,13 @@ struct Heads<B: KernelBackend> {
 }
 
 impl NormGroupedAttention {
-    fn heads<B: KernelBackend>(&self, layers: Vec<FloatTensor<B>>, head_norms: &[FloatTensor<B>]) -> Heads<B> {
-        let (projected, layers) = normed_layers::<B>(layers, self.norm);
+    fn heads<B: KernelBackend>(
+        &self,
+        layers: Vec<FloatTensor<B>>,
+        changes: Vec<Option<[FloatTensor<B>; 3]>>,
+        head_norms: &[FloatTensor<B>],
+    ) -> Heads<B> {
+        let (projected, layers) = normed_layers::<B>(layers, changes, self.norm);
         let depth = projected[0].shape()[2] / self.settings.heads;
         let mut normed = vec![];
         let heads = projected.into_iter().enumerate().map(|(index, projected)| {
@@ -185,13 +198,17 @@ impl NormGroupedAttention {
 
     fn gradients<B: KernelBackend>(
         &self,
-        Saved { layers, head_norms, masks, output, log_sums }: Saved<FloatTensor<B>>,
+        Saved { layers, changes, head_norms, masks, output, log_sums }: Saved<FloatTensor<B>>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
         mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        let Heads { heads: [queries, keys, values], layers, mut normed } = self.heads::<B>(layers, &head_norms);
-        let depth = queries.shape()[3];
+        let mut wanted = wanted.to_vec();
+        let (wanted_changes, change_sums) =
+            (self.changed.take(&mut wanted), sums.as_mut().map(|sums| self.changed.take(sums)));
+        let Heads { heads: [queries, keys, values], layers, mut normed } =
+            self.heads::<B>(layers, changes, &head_norms);
+        let (depth, masks_without_gradients) = (queries.shape()[3], vec![None; masks.len()]);
         let by_heads = |tensor| B::float_swap_dims(split::<B>(tensor, depth), 1, 2);
         let saved = [queries, keys, values, by_heads(output), log_sums];
         let of_heads = grouped_backward::<B>(saved, by_heads(gradient), &self.settings, masks, [true; 3]);
@@ -218,8 +235,12 @@ impl NormGroupedAttention {
             B::float_reshape(of_heads, Shape::new([samples, time, heads * depth]))
         });
         let of_outputs = of_outputs.collect();
-        let mut made = normed_gradients::<B>(layers, of_outputs, &wanted[..OF_LAYERS], sums);
+        wanted.truncate(OF_LAYERS);
+        let wanted = Wanted { inputs: wanted, changes: wanted_changes, sums: sums.zip(change_sums) };
+        let (mut made, of_changes) = normed_gradients::<B>(layers, of_outputs, wanted);
         made.extend(of_head_norms);
+        made.extend(masks_without_gradients);
+        made.extend(of_changes.into_iter().flatten().flatten());
         made
     }
 }

@@ -1,13 +1,22 @@
 //! Linear layers that read the output of one norm. The norm's output never exists as a whole.
 
-use burn::backend::TensorMetadata;
+use burn::backend::DispatchTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Shape;
 use kiln_operations::{KernelBackend, Onto, all};
 
-use crate::composed::full;
-use crate::linear::{LinearSaved, Prologue, gradients, prologue_linear};
-use crate::norm::{NormSettings, row_norm_gradients};
+use crate::linear::{
+    LayerWeight, LinearSaved, Parameters, Prologue, changed_linear, nothing, parameter_gradients, prologue_gradients,
+    rows_gradient,
+};
+use crate::norm::NormSettings;
+
+/// Weight and bias of each layer, and their low-rank changes.
+pub(crate) fn layer_inputs(
+    layers: impl IntoIterator<Item = Parameters>,
+) -> (Vec<DispatchTensor>, Vec<Option<[DispatchTensor; 3]>>) {
+    let (layers, changes): (Vec<_>, Vec<_>) = layers.into_iter().map(Parameters::into_inputs).unzip();
+    (layers.into_iter().flatten().collect(), changes)
+}
 
 /// What the backward pass of the layers needs.
 #[derive(Clone, Debug)]
@@ -19,23 +28,26 @@ pub(crate) struct NormedLayers<T> {
     /// The norm's weight.
     norm: T,
     /// The weight of each layer.
-    weights: Vec<T>,
+    weights: Vec<LayerWeight<T>>,
     settings: NormSettings,
 }
 
-/// The outputs of the layers, from x, the norm's weight, and weight and bias of each layer.
+/// The outputs of the layers, from x, the norm's weight, and weight and bias of each layer, and from their low-rank changes.
 pub(crate) fn normed_layers<B: KernelBackend>(
     inputs: Vec<FloatTensor<B>>,
+    changes: Vec<Option<[FloatTensor<B>; 3]>>,
     settings: NormSettings,
 ) -> (Vec<FloatTensor<B>>, NormedLayers<FloatTensor<B>>) {
     let mut inputs = inputs.into_iter();
     let [x, norm] = all(inputs.by_ref().take(2).collect());
     let none = nothing::<B>(&norm);
     let (mut outputs, mut weights, mut found) = (vec![], vec![], None);
-    while let (Some(weight), Some(bias)) = (inputs.next(), inputs.next()) {
+    for change in changes {
+        let [weight, bias] = all(inputs.by_ref().take(2).collect());
+        let weight = LayerWeight { weight, change };
         weights.push(weight.clone());
-        let given = [x.clone(), norm.clone(), none.clone(), weight, bias];
-        let [y, statistics] = prologue_linear::<B>(given, Prologue::Norm(settings));
+        let norm = [norm.clone(), none.clone()];
+        let [y, statistics] = changed_linear::<B>(x.clone(), norm, weight, bias, Prologue::Norm(settings));
         outputs.push(y);
         found.get_or_insert(statistics);
     }
@@ -50,70 +62,64 @@ impl<T: Clone> NormedLayers<T> {
     }
 }
 
-/// The gradients of the layers' inputs that are wanted, in their order, from those of the outputs. With `sums`, one for each input, rows are
-/// added in their order, to the sums that are there.
+/// Gradients of inputs, and of A, B and s of each layer.
+pub(crate) type OfLayers<T> = (Vec<Option<T>>, Vec<Option<[Option<T>; 3]>>);
+
+/// Flags and sums of the inputs and of the low-rank changes: whether their gradients are wanted, and what they are added to.
+pub(crate) struct Wanted<T> {
+    pub(crate) inputs: Vec<bool>,
+    pub(crate) changes: Vec<Option<[bool; 3]>>,
+    /// With sums, one for each input, rows are added in their order, to the sums that are there.
+    pub(crate) sums: Option<(Vec<Onto<T>>, Vec<Option<[Onto<T>; 3]>>)>,
+}
+
+/// The gradients of the layers' inputs that are wanted, in their order, from those of the outputs.
 pub(crate) fn normed_gradients<B: KernelBackend>(
     saved: NormedLayers<FloatTensor<B>>,
     of_outputs: Vec<FloatTensor<B>>,
-    wanted: &[bool],
-    sums: Option<Vec<Onto<FloatTensor<B>>>>,
-) -> Vec<Option<FloatTensor<B>>> {
+    wanted: Wanted<FloatTensor<B>>,
+) -> OfLayers<FloatTensor<B>> {
     let NormedLayers { x, statistics, norm, weights, settings } = saved;
-    let none = nothing::<B>(&norm);
-    let mut sums = sums.map(Vec::into_iter);
-    let mut next = || sums.as_mut().map(|sums| sums.next().unwrap_or(Onto::Apart));
-    let (_, of_norm) = (next(), next());
-    let (mut of_layers, mut of_normed) = (vec![], None);
-    for (index, (weight, gradient)) in weights.into_iter().zip(of_outputs).enumerate() {
-        let layer_sums =
-            next().zip(next()).map(|(weight, bias)| vec![Onto::Apart, Onto::Apart, Onto::Apart, weight, bias]);
-        let wanted_here = [false, false, false, wanted[2 + 2 * index], wanted[3 + 2 * index]];
-        if wanted_here.contains(&true) {
-            let (x, statistics, weight) = (x.clone(), statistics.clone(), weight.clone());
-            let norm = [norm.clone(), none.clone()];
-            let saved = LinearSaved { x, statistics, norm, weight, prologue: Prologue::Norm(settings) };
-            let [_, _, _, of_weight, of_bias] = gradients::<B>(saved, gradient.clone(), wanted_here, layer_sums);
-            of_layers.extend([of_weight, of_bias]);
-        } else {
-            of_layers.extend([None, None]);
-        }
+    let Wanted { inputs: wanted, changes, sums } = wanted;
+    let (norm, prologue) = ([norm.clone(), nothing::<B>(&norm)], Prologue::Norm(settings));
+    let (sums, change_sums) = sums.unzip();
+    let (mut sums, mut change_sums) = (sums.map(Vec::into_iter), change_sums.map(Vec::into_iter));
+    let norm_sums = sums.as_mut().map(|sums| all::<_, 2>(sums.by_ref().take(2).collect()));
+    let (mut of_layers, mut of_changes, mut of_normed) = (vec![], vec![], None);
+    for (index, ((weight, of_change), gradient)) in weights.into_iter().zip(changes).zip(of_outputs).enumerate() {
+        let own_sums = sums.as_mut().map(|sums| all::<_, 2>(sums.by_ref().take(2).collect()));
+        let own_change_sums = change_sums.as_mut().map(|sums| match sums.next().flatten() {
+            Some([a, b, _]) => [a, b],
+            None => [Onto::Apart, Onto::Apart],
+        });
+        let read = LinearSaved {
+            x: x.clone(),
+            statistics: statistics.clone(),
+            norm: norm.clone(),
+            weight: weight.weight.clone(),
+            prologue,
+        };
+        let [for_a, for_b, _] = of_change.unwrap_or_default();
+        let flags = ([wanted[2 + 2 * index], wanted[3 + 2 * index]], [for_a, for_b]);
+        let own_sums = own_sums.zip(own_change_sums);
+        let (own, [of_a, of_b]) = parameter_gradients::<B>(&read, weight.change.as_ref(), &gradient, flags, own_sums);
+        of_layers.extend(own);
+        of_changes.push(of_change.map(|_| [of_a, of_b, None]));
         if wanted[0] || wanted[1] {
-            let of_input = input_gradient::<B>(x.clone(), weight, gradient);
+            let of_rows = rows_gradient::<B>(x.clone(), weight, gradient);
             of_normed = Some(match of_normed {
-                Some(sum) => B::float_add(sum, of_input),
-                None => of_input,
+                Some(sum) => B::float_add(sum, of_rows),
+                None => of_rows,
             });
         }
     }
     let mut made = vec![None, None];
     if let Some(of_normed) = of_normed {
-        let sums = of_norm.map(|of_norm| [Onto::Apart, of_norm, Onto::Apart]);
+        let sums = norm_sums.map(|[_, of_norm]| [Onto::Apart, of_norm, Onto::Apart]);
         let wanted = [wanted[0], wanted[1], false];
-        let [of_x, of_norm, _] = row_norm_gradients::<B>([x, statistics, norm], of_normed, settings, wanted, sums);
+        let [of_x, of_norm, _] = prologue_gradients::<B>([x, statistics], norm, of_normed, prologue, wanted, sums);
         made = vec![of_x, of_norm];
     }
     made.extend(of_layers);
-    made
-}
-
-/// The gradient of the input of a linear layer, which is like `x`, without its prologue.
-fn input_gradient<B: KernelBackend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    gradient: FloatTensor<B>,
-) -> FloatTensor<B> {
-    let like = x.clone();
-    let [of_input, ..] = gradients::<B>(plain::<B>(x, weight), gradient, [true, false, false, false, false], None);
-    of_input.unwrap_or(like)
-}
-
-/// What the backward pass of a linear layer without a prologue needs.
-pub(crate) fn plain<B: KernelBackend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> LinearSaved<FloatTensor<B>> {
-    let none = nothing::<B>(&weight);
-    LinearSaved { x, statistics: none.clone(), norm: [none.clone(), none], weight, prologue: Prologue::None }
-}
-
-/// A tensor without elements, in the place of a parameter that a layer does not have.
-pub(crate) fn nothing<B: KernelBackend>(like: &FloatTensor<B>) -> FloatTensor<B> {
-    full::<B>(Shape::new([0]), 0.0, &like.device(), like.dtype())
+    (made, of_changes)
 }

@@ -6,7 +6,7 @@ use kiln_operations::run;
 
 use crate::attention::{AttentionOptions, packed_terms};
 use crate::error::Error;
-use crate::linear::{Input, prepared};
+use crate::linear::{Input, Prepared, prepared};
 use crate::norm::Norm;
 
 /// A norm, the linear layer for queries, keys and values, and self-attention in one operation. It has the bits of
@@ -37,24 +37,26 @@ pub(crate) fn projected_attention(
     options: AttentionOptions,
 ) -> Result<Tensor<3>, Error> {
     let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.dims(), x.device());
-    let (prologue, mut inputs) = prepared(input, qkv, x)?;
+    let Prepared { prologue, mut inputs, change } = prepared(input, qkv, x)?;
     let (settings, masks) = packed_terms([samples, time, packed], heads, options, &device)?.into_inputs();
     inputs.extend(masks);
-    Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings }, inputs).remove(0)))
+    let changed = Changed::append(&mut inputs, [change]);
+    Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings, changed }, inputs).remove(0)))
 }
 
 use burn::backend::tensor::FloatTensor;
 use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all};
 
 use crate::attention::{Settings, packed, packed_backward};
-use crate::linear::{LinearSaved, Prologue, gradients, prologue_linear};
+use crate::linear::{Changed, LayerWeight, LinearSaved, PARAMETERS, Prologue, changed_linear, layer_gradients};
 
 /// The prologue of the linear layer, and the settings of the attention. Inputs are x, the norm's weight and bias, the layer's weight and
-/// bias, and the masks of the attention.
+/// bias, the masks of the attention, and the layer's low-rank change.
 #[derive(Clone, Debug)]
 pub(super) struct ProjectedAttention {
     pub(super) prologue: Prologue,
     pub(super) settings: Settings,
+    pub(super) changed: Changed,
 }
 
 /// What the backward pass needs.
@@ -62,6 +64,7 @@ pub(super) struct ProjectedAttention {
 pub(super) struct Saved<T> {
     /// x, norm's weight and bias, weight and bias.
     linear: [T; 5],
+    change: Option<[T; 3]>,
     output: T,
     log_sums: T,
     masks: Vec<T>,
@@ -77,12 +80,13 @@ impl Operation for ProjectedAttention {
         mut inputs: Vec<FloatTensor<B>>,
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
+        let [change] = all(self.changed.take(&mut inputs));
         let masks = inputs.split_off(5);
         let linear: [FloatTensor<B>; 5] = all(inputs);
-        let kept = wanted.contains(&true).then(|| linear.clone());
-        let [qkv, _] = prologue_linear::<B>(linear, self.prologue);
+        let kept = wanted.contains(&true).then(|| (linear.clone(), change.clone()));
+        let [qkv, _] = self.projected::<B>(linear, change);
         let [output, log_sums] = packed::<B>(qkv, &self.settings, &masks);
-        let saved = kept.map(|linear| Saved { linear, output: output.clone(), log_sums, masks });
+        let saved = kept.map(|(linear, change)| Saved { linear, change, output: output.clone(), log_sums, masks });
         Computed { outputs: vec![output], saved }
     }
 
@@ -96,7 +100,7 @@ impl Operation for ProjectedAttention {
     }
 
     fn in_order(&self) -> InOrder {
-        InOrder::Backward(&[1, 2, 3, 4])
+        InOrder::Backward(PARAMETERS)
     }
 
     fn gradient_in_order<B: KernelBackend>(
@@ -111,17 +115,26 @@ impl Operation for ProjectedAttention {
 }
 
 impl ProjectedAttention {
+    /// Queries, keys and values, and the statistics of the rows of the norm.
+    fn projected<B: KernelBackend>(
+        &self,
+        [x, norm_weight, norm_bias, weight, bias]: [FloatTensor<B>; 5],
+        change: Option<[FloatTensor<B>; 3]>,
+    ) -> [FloatTensor<B>; 2] {
+        changed_linear::<B>(x, [norm_weight, norm_bias], LayerWeight { weight, change }, bias, self.prologue)
+    }
+
     fn gradients<B: KernelBackend>(
         &self,
-        Saved { linear, output, log_sums, masks }: Saved<FloatTensor<B>>,
+        Saved { linear, change, output, log_sums, masks }: Saved<FloatTensor<B>>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
         sums: Option<Vec<Onto<FloatTensor<B>>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        let [qkv, statistics] = prologue_linear::<B>(linear.clone(), self.prologue);
+        let [qkv, statistics] = self.projected::<B>(linear.clone(), change.clone());
         let gradient = packed_backward::<B>([qkv, output, log_sums], gradient, &self.settings, masks);
         let [x, norm_weight, norm_bias, weight, _] = linear;
         let saved = LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: self.prologue };
-        gradients::<B>(saved, gradient, all(wanted[..5].to_vec()), sums).into()
+        layer_gradients::<B>(saved, &self.changed, vec![change], gradient, wanted, sums)
     }
 }

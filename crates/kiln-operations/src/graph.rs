@@ -18,7 +18,7 @@ use crate::sinks::{offered, taken_sum};
 use crate::sum_pass::{Place, Taken, adds_in_order, put, reads, settle, take};
 
 /// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
-const INPUTS: usize = 12;
+const INPUTS: usize = 24;
 
 /// An operation in the graph.
 struct Node<O> {
@@ -146,10 +146,10 @@ pub(crate) fn node<B: KernelBackend, C: CheckpointStrategy, O: Operation>(
         }
         _ => (vec![], vec![Onto::Apart; count]),
     };
-    let first = inputs[0].clone();
+    let untracked = without(inputs[0].clone());
     let mut nodes = nodes.into_iter();
-    let nodes = [(); INPUTS].map(|()| nodes.next().flatten().unwrap_or_else(|| without(first.clone()).into_parts().1));
-    drop(first);
+    let nodes = [(); INPUTS].map(|()| nodes.next().flatten().unwrap_or_else(|| untracked.node()));
+    drop(untracked);
     let (Computed { outputs, saved }, sums) = match in_order {
         true => operation.forward_in_order::<B>(inputs, &wanted, sums),
         false => (operation.forward::<B>(inputs, &wanted), vec![]),

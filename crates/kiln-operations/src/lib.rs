@@ -8,6 +8,7 @@
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
 //! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them. [`Sinks`]: one that hands them over there.
 //! - [`RunningSums`]: sums of gradients to which operations add row after row, so that a batch has the same bits however it is cut.
+//! - [`low_rank_parts`]: a weight with a low-rank change in its parts, which layers read without the sum.
 //! - [`RowParts`]: a matrix that is in memory some rows at a time. [`update_part`]: an optimizer's update of some rows of a parameter.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
@@ -34,6 +35,7 @@ mod dispatch;
 #[cfg(feature = "cube")]
 mod fused;
 mod graph;
+mod low_rank;
 mod operation;
 mod product;
 mod read_parameter;
@@ -51,6 +53,7 @@ pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
 #[cfg(feature = "cube")]
 pub use fused::launch;
+pub use low_rank::{CAST, LOW_RANK, LowRankWeight, NESTED, low_rank_parts};
 #[cfg(feature = "cube")]
 pub use operation::CubeKernel;
 pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, Onto, Operation, all};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
+use kiln_operations::LOW_RANK;
 
 use crate::Error;
 use crate::parameters::{Item, Site, dense, sites, walk};
@@ -202,7 +203,7 @@ pub struct Adapter {
 }
 
 impl Reparameterization for Adapter {
-    const NAME: &'static str = "low_rank";
+    const NAME: &'static str = LOW_RANK;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let (shape, dtype) = (base.shape(), base.dtype());

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Bool, Tensor, TensorData};
+use kiln_operations::NESTED;
 
 use super::channels::Channels;
 use crate::Error;
-use crate::nest::NESTED;
 use crate::parameters::{Edit, Item, Place, Site, edited, is_below, leaf, sites, walk};
 
 /// The field of [`Mask`] that holds the mask, and the type around it, as visitors see them.

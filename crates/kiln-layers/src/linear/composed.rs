@@ -19,7 +19,7 @@ use crate::norm::{row_norm, row_norm_backward};
 const ROWS_OF_TILE: usize = 32;
 
 /// Reshapes a tensor to a matrix whose rows are along the last dimension.
-fn matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
     let length = shape.last().copied().unwrap_or(1);
     B::float_reshape(tensor, Shape::new([shape.num_elements() / length.max(1), length]))

@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::Prologue;
 use super::prologue::{Rows, Statistics};
 use super::settings::ROWS;
-use super::values::{widened, written};
+use super::values::{changed, widened, written};
 use super::weight::Weight;
 use crate::order::Order;
 use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
@@ -166,4 +166,20 @@ pub(super) fn input_gradient(
     let dtype = order.dtype(norm_weight.dtype());
     let [dweight, dbias] = sums.map(|sums| from_f32(sums, norm_weight.shape(), dtype));
     [dx, dweight, dbias]
+}
+
+/// The rows `y`, to which the product of the rows `x` with a matrix or its transposed matrix is added, in their memory if no other handle to
+/// them exists.
+pub(super) fn add_product(y: FlexTensor, x: &FlexTensor, matrix: &FlexTensor, transposed: bool) -> FlexTensor {
+    let (mut y, x, matrix) = (owned(y), x.to_contiguous(), Weight::new(matrix));
+    let ((count, width), (_, narrow)) = (sizes(&y), sizes(&x));
+    let (mut wide_y, mut wide_x, mut wide_matrix) = (vec![], vec![], vec![]);
+    for chunk in chunks(count, &y, Prologue::None) {
+        let x = widened(&x, values(&chunk, narrow), &mut wide_x);
+        changed(&mut y, values(&chunk, width), &mut wide_y, |y| match transposed {
+            false => matrix.add_product(y, x, &mut wide_matrix),
+            true => matrix.add_input_gradient(y, x, &mut wide_matrix),
+        });
+    }
+    y
 }

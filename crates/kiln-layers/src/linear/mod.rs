@@ -4,6 +4,7 @@ mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
+mod low_rank;
 #[cfg(feature = "flex")]
 mod prologue;
 mod settings;
@@ -15,13 +16,18 @@ mod weight;
 use burn::backend::DispatchTensor;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Tensor};
+use kiln_operations::low_rank_parts;
 
 use crate::activation::Activation;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 use crate::norm::Norm;
 
-pub(crate) use graph::{LinearSaved, gradients, prologue_linear};
+pub(crate) use graph::LinearSaved;
+pub(crate) use low_rank::{
+    Changed, PARAMETERS, Parameters, Weight as LayerWeight, changed_linear, layer_gradients, nothing,
+    parameter_gradients, plain, prologue_gradients, rows_gradient,
+};
 pub(crate) use settings::Prologue;
 
 /// The linear layer x weight + bias, as [`Linear::forward`].
@@ -91,17 +97,28 @@ pub(crate) enum Input<'a> {
 }
 
 fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
-    let (prologue, inputs) = prepared(input, linear, x)?;
-    Ok(Tensor::from_dispatch(kiln_operations::run(prologue, inputs).remove(0)))
+    let Prepared { prologue, mut inputs, change } = prepared(input, linear, x)?;
+    let mut made = match change {
+        None => kiln_operations::run(prologue, inputs),
+        Some(change) => {
+            inputs.extend(change);
+            kiln_operations::run(low_rank::LowRankLinear(prologue), inputs)
+        }
+    };
+    Ok(Tensor::from_dispatch(made.remove(0)))
 }
 
-/// Checks a linear layer against `x`, and returns its prologue, and the inputs of the operation: x, the norm's weight and bias, the
-/// layer's weight and bias.
-pub(crate) fn prepared<const D: usize>(
-    input: Input<'_>,
-    linear: &Linear,
-    x: Tensor<D>,
-) -> Result<(Prologue, Vec<DispatchTensor>), Error> {
+/// A layer that was checked against its input.
+pub(crate) struct Prepared {
+    pub(crate) prologue: Prologue,
+    /// x, weight and bias of the norm, weight and bias of the layer.
+    pub(crate) inputs: Vec<DispatchTensor>,
+    /// A, B and s of a low-rank change of the weight.
+    pub(crate) change: Option<[DispatchTensor; 3]>,
+}
+
+/// Checks a linear layer against `x`.
+pub(crate) fn prepared<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Result<Prepared, Error> {
     main_input("the input", &x)?;
     let device = x.device();
     // A missing parameter has no elements.
@@ -115,22 +132,34 @@ pub(crate) fn prepared<const D: usize>(
             (Prologue::Norm(settings), weight, bias)
         }
     };
-    let (weight, bias) = parameters(linear, width, &device)?;
+    let (layer, change) = parameters(linear, width, &device)?.into_inputs();
     let norm = [norm_weight, norm_bias].map(Tensor::into_dispatch);
-    let inputs = [x.into_dispatch()].into_iter().chain(norm).chain([weight.into_dispatch(), bias.into_dispatch()]);
-    Ok((prologue, inputs.collect()))
+    let inputs = [x.into_dispatch()].into_iter().chain(norm).chain(layer);
+    Ok(Prepared { prologue, inputs: inputs.collect(), change })
 }
 
-/// The weight of a layer whose inputs are rows of `width` values, and its bias, which has no elements if there is none.
-pub(crate) fn parameters(linear: &Linear, width: usize, device: &Device) -> Result<(Tensor<2>, Tensor<1>), Error> {
-    let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()));
+/// The parameters of a layer whose inputs are rows of `width` values. The parts of a low-rank change are apart from the weight.
+pub(crate) fn parameters(linear: &Linear, width: usize, device: &Device) -> Result<Parameters, Error> {
+    let bias = linear.bias.as_ref().map(|bias| bias.val());
+    let no_bias = |weight: &Tensor<2>| Tensor::empty([0], (device, weight.dtype()));
+    let parameters = match low_rank_parts(&linear.weight) {
+        Some(parts) => {
+            let bias = bias.unwrap_or_else(|| no_bias(&parts.weight));
+            Parameters::changed(parts, bias)
+        }
+        None => {
+            let weight = linear.weight.val();
+            let bias = bias.unwrap_or_else(|| no_bias(&weight));
+            Parameters::plain(weight, bias)
+        }
+    };
+    let Parameters { weight, bias, .. } = &parameters;
     let [inputs, outputs] = weight.dims();
     supported("the weight", weight.dtype())?;
     same_size(("the last dimension of the input", width), ("the number of rows of the weight", inputs))?;
-    if let Some(bias) = &bias {
+    if linear.bias.is_some() {
         same_size(("the number of columns of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
     }
-    let bias = bias.unwrap_or_else(|| Tensor::empty([0], (device, weight.dtype())));
-    Ok((weight, bias))
+    Ok(parameters)
 }

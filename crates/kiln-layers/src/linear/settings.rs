@@ -90,6 +90,25 @@ pub(super) static PROLOGUE_INPUT_BACKWARD: Cost =
 pub(super) static PROLOGUE_INPUT_BACKWARD_ONTO: Cost =
     Cost { id: "kiln::prologue_linear_input_backward_onto", in_place: &[(0, 0), (6, 1), (7, 2)], ..INPUT_BACKWARD };
 
+/// Inputs: rows, to which is added, other rows, and the matrix that these are multiplied with. Scalar: 1 if the matrix is transposed.
+pub(super) static ADD_PRODUCT: Cost = Cost {
+    in_place: &[(0, 0)],
+    any_order: &[2],
+    cpu_scratch: |call, cpu| {
+        let (matrix, half) = (Stored::of(call, 2), call.reads_half(0));
+        let (wide, narrow) = (call.dim_from_end(0, 0), call.dim_from_end(1, 0));
+        let all = call.elements(0) / wide.max(1);
+        let rows = if half { all.min(ROWS as u64) } else { all };
+        let along_rows = matrix.by_rows == (call.scalar(0) == 0);
+        let widened = if half { 4 * rows * (wide + narrow) } else { 0 };
+        widened + matrix.widened(BLOCK as u64) + matrix.product(rows, along_rows, cpu)
+    },
+    gpu_scratch: |call| call.bytes(0) + narrowed(call, 2),
+    multiply_adds: |call| call.elements(1) as f64 * call.dim_from_end(0, 0) as f64,
+    by_sample: true,
+    ..Cost::new("kiln::add_product")
+};
+
 /// A weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 struct Stored {
     rows: u64,

@@ -33,16 +33,40 @@ pub(super) fn written(
     buffer: &mut Vec<f32>,
     compute: impl FnOnce(&mut [f32]),
 ) {
-    fn run<E: Stored>(values: &mut [E], buffer: &mut Vec<f32>, compute: impl FnOnce(&mut [f32])) {
+    write(tensor, range, buffer, false, compute);
+}
+
+/// Calls `compute` to change the values of a contiguous tensor, in place or through `buffer`.
+pub(super) fn changed(
+    tensor: &mut FlexTensor,
+    range: Range<usize>,
+    buffer: &mut Vec<f32>,
+    compute: impl FnOnce(&mut [f32]),
+) {
+    write(tensor, range, buffer, true, compute);
+}
+
+fn write(
+    tensor: &mut FlexTensor,
+    range: Range<usize>,
+    buffer: &mut Vec<f32>,
+    reads: bool,
+    compute: impl FnOnce(&mut [f32]),
+) {
+    fn run<E: Stored>(values: &mut [E], buffer: &mut Vec<f32>, reads: bool, compute: impl FnOnce(&mut [f32])) {
         if E::dtype() == DType::F32 {
             return E::written(values, buffer, compute);
         }
         buffer.resize(values.len(), 0.0);
+        if reads {
+            let chunks = buffer.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+            chunks.for_each_init(Vec::new, |wide, (out, values)| out.copy_from_slice(E::widened(values, wide)));
+        }
         compute(buffer);
         let chunks = values.par_chunks_mut(CHUNK).zip(buffer.par_chunks(CHUNK));
         chunks.for_each_init(Vec::new, |kept, (out, values)| {
             E::written(out, kept, |out| out.copy_from_slice(values));
         });
     }
-    by_dtype!(tensor.dtype(), E => run::<E>(&mut tensor.storage_mut()[range], buffer, compute), else ())
+    by_dtype!(tensor.dtype(), E => run::<E>(&mut tensor.storage_mut()[range], buffer, reads, compute), else ())
 }

@@ -11,10 +11,10 @@ use kiln_layers::{
 use crate::compare::{distance, tensor, tolerance, values};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const WIDTH: usize = 12;
+pub(crate) const WIDTH: usize = 12;
 
 #[derive(Module, Debug)]
-struct FeedForward {
+pub(crate) struct FeedForward {
     norm: RmsNorm,
     gate: Linear,
     up: Linear,
@@ -22,7 +22,7 @@ struct FeedForward {
 }
 
 #[derive(Module, Debug)]
-struct Attention {
+pub(crate) struct Attention {
     norm: RmsNorm,
     query: Linear,
     key: Linear,
@@ -32,7 +32,7 @@ struct Attention {
 }
 
 /// Gives parameters numbers around their own value, in a dtype.
-struct Numbers(DType, u64);
+pub(crate) struct Numbers(pub(crate) DType, pub(crate) u64);
 
 impl ModuleMapper for Numbers {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -46,14 +46,14 @@ impl ModuleMapper for Numbers {
 }
 
 impl FeedForward {
-    fn new(bias: bool, dtype: DType, device: &Device) -> Self {
+    pub(crate) fn new(bias: bool, dtype: DType, device: &Device) -> Self {
         let layer = |from, to| LinearConfig::new(from, to).with_bias(bias).init(device);
         let norm = RmsNormConfig::new(WIDTH).with_epsilon(1e-3).init(device);
         let (gate, up, down) = (layer(WIDTH, 20), layer(WIDTH, 20), layer(20, 10));
         Self { norm, gate, up, down }.map(&mut Numbers(dtype, 0))
     }
 
-    fn one(&self, x: Tensor<3>) -> Tensor<3> {
+    pub(crate) fn one(&self, x: Tensor<3>) -> Tensor<3> {
         gated_feed_forward(&self.norm, [&self.gate, &self.up, &self.down], x).unwrap()
     }
 
@@ -69,7 +69,13 @@ fn positions() -> RotaryOptions {
 
 impl Attention {
     /// Heads of queries, heads of keys and values, and their depth.
-    fn new([heads, kv_heads, depth]: [usize; 3], bias: bool, normed: bool, dtype: DType, device: &Device) -> Self {
+    pub(crate) fn new(
+        [heads, kv_heads, depth]: [usize; 3],
+        bias: bool,
+        normed: bool,
+        dtype: DType,
+        device: &Device,
+    ) -> Self {
         let layer = |to: usize| LinearConfig::new(WIDTH, to * depth).with_bias(bias).init(device);
         let norm = |width| RmsNormConfig::new(width).with_epsilon(1e-3).init(device);
         let head_norms = if normed { vec![norm(depth), norm(depth)] } else { vec![] };
@@ -86,7 +92,7 @@ impl Attention {
         Projections { norm, query, key, value, head_norms, rotary: positions(), heads: *heads }
     }
 
-    fn one(&self, x: Tensor<3>, options: AttentionOptions) -> Tensor<3> {
+    pub(crate) fn one(&self, x: Tensor<3>, options: AttentionOptions) -> Tensor<3> {
         norm_grouped_attention(self.projections(), x, options).unwrap()
     }
 
@@ -119,7 +125,11 @@ impl ModuleVisitor for Found<'_> {
 }
 
 /// The output, and the gradients of the input and of all parameters.
-fn run<M: Module>(model: &M, x: &Tensor<3>, f: impl Fn(&M, Tensor<3>) -> Tensor<3>) -> (Vec<f64>, Vec<Vec<f64>>) {
+pub(crate) fn run<M: Module>(
+    model: &M,
+    x: &Tensor<3>,
+    f: impl Fn(&M, Tensor<3>) -> Tensor<3>,
+) -> (Vec<f64>, Vec<Vec<f64>>) {
     let x = x.clone().require_grad();
     let y = f(model, x.clone());
     let dy = tensor(y.dims(), 99, 1.0, x.dtype(), &x.device());

@@ -8,10 +8,11 @@ use kiln_layers::{
     Activation, LinearCrossEntropy, Mask, Projections, RotaryOptions, activation_linear, add_positions, embedding,
     gated_feed_forward, layer_norm, linear, norm_grouped_attention, norm_linear, norm_self_attention,
 };
-use kiln_operations::{RunningSums, SumError, read_parameter};
+use kiln_operations::{RunningSums, SumError, low_rank_parts, read_parameter};
 use proptest::prelude::*;
 
 use crate::compare::config;
+use crate::low_rank::{Apart, attach};
 
 /// Every layer whose sums are in the order of the rows.
 #[derive(Module, Debug)]
@@ -124,6 +125,9 @@ struct Cast {
 
 impl Cast {
     fn with<R>(self, f: impl FnOnce(&Linear) -> R) -> R {
+        if low_rank_parts(&self.layer.weight).is_some() {
+            return f(&self.layer);
+        }
         let Self { layer: Linear { weight, bias }, dtype } = self;
         let bias = bias.map(|bias| Param::initialized(ParamId::new(), read_parameter(bias.val(), dtype)));
         let weight = Param::initialized(ParamId::new(), read_parameter(weight.val(), dtype));
@@ -143,10 +147,18 @@ impl ModuleVisitor for Bits<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_require_grad() {
+            return;
+        }
         let gradient = self.0.get::<D>(param.id).expect("every parameter has a gradient");
         let values = gradient.into_data().try_into_vec::<f32>().unwrap();
         self.1.push((self.2.join("."), values.into_iter().map(f32::to_bits).collect()));
     }
+}
+
+/// Whether the parameter at a path is the weight of a linear layer.
+fn is_linear(path: &str) -> bool {
+    path.ends_with(".weight") && !path.starts_with("words") && !path.starts_with("positions")
 }
 
 fn ids(samples: usize, time: usize, vocabulary: usize, device: &Device) -> Tensor<2, Int> {
@@ -189,9 +201,11 @@ proptest! {
         depth in prop::sample::select(vec![2_usize, 8, 22]),
         vocabulary in prop::sample::select(vec![5_usize, 300, 2100]),
         dtype in prop::sample::select(vec![DType::F32, DType::BF16, DType::F16]),
+        adapters in any::<bool>(),
     ) {
         let device = Device::flex().autodiff();
         let net = Net::new([vocabulary, time + 1, heads, depth], &device);
+        let net = if adapters { attach::<_, Apart>(net, is_linear) } else { net };
         let ids = ids(samples, time, vocabulary, &device);
         let mut cuts: Vec<usize> = at.into_iter().map(|at| 1 + at % (samples - 1)).collect();
         cuts.sort_unstable();

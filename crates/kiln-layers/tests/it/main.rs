@@ -16,6 +16,7 @@ mod group_norm;
 mod in_order;
 mod linear;
 mod linear_cross_entropy;
+mod low_rank;
 mod max_pool;
 mod multi_head_attention;
 mod norm;

@@ -79,7 +79,7 @@ pub struct CastTo {
 }
 
 impl Reparameterization for CastTo {
-    const NAME: &'static str = "autocast";
+    const NAME: &'static str = kiln_operations::CAST;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         LAST_USED.set(Some(self.path.clone()));
