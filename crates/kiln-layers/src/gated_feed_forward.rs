@@ -8,8 +8,8 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::check::{main_input, same_size};
 use crate::error::Error;
 use crate::linear::{
-    Changed, LayerWeight, PARAMETERS, Prologue, changed_linear, nothing, parameter_gradients, parameters, plain,
-    rows_gradient,
+    Changed, LayerBackward, LayerWeight, OfLayer, PARAMETERS, Prologue, changed_linear, layer_backward, nothing,
+    parameters, plain,
 };
 use crate::norm::{Norm, NormSettings};
 use crate::normed_layers::{NormedLayers, Wanted, layer_inputs, normed_gradients, normed_layers};
@@ -126,34 +126,35 @@ impl GatedFeedForward {
         let mut changes = self.changed.take(&mut wanted);
         let mut change_sums = sums.as_mut().map(|sums| self.changed.take(sums));
         let first = layers.inputs();
-        let [for_a, for_b, _] = changes.pop().flatten().unwrap_or_default();
-        let flags = ([wanted[first], wanted[first + 1]], [for_a, for_b]);
+        let of_change = changes.pop().flatten();
         let last_sums = sums.as_mut().zip(change_sums.as_mut()).map(|(sums, changes)| {
-            let [a, b] = changes.pop().flatten().map_or([Onto::Apart, Onto::Apart], |[a, b, _]| [a, b]);
-            (all(sums.split_off(first)), [a, b])
+            let of_change = changes.pop().flatten().unwrap_or([(); 4].map(|()| Onto::Apart));
+            (all(sums.split_off(first)), of_change)
         });
+        let own = [wanted[first], wanted[first + 1]];
         wanted.truncate(first);
         let before = wanted.contains(&true) || changes.iter().flatten().flatten().any(|wanted| *wanted);
-        let has_change = weight.change.is_some();
-        let (own, of_change) = match flags.0.contains(&true) || flags.1.contains(&true) {
-            true => {
-                let read = plain::<B>(product::<B>(&gate, &up), weight.weight.clone());
-                parameter_gradients::<B>(&read, weight.change.as_ref(), &gradient, flags, last_sums)
-            }
-            false => ([None, None], [None, None]),
-        };
-        let (mut made, mut of_changes) = match before {
-            true => {
-                let of_product = rows_gradient::<B>(gate.clone(), weight, gradient);
+        // The values of the product are read for the gradients of the layer's parameters alone.
+        let reads = own.contains(&true) || of_change.into_iter().flatten().any(|wanted| wanted);
+        let read = if reads { product::<B>(&gate, &up) } else { gate.clone() };
+        let OfLayer { own, change, rows } = layer_backward::<B>(LayerBackward {
+            read: plain::<B>(read, weight.weight),
+            change: weight.change,
+            gradient,
+            wanted: (own, of_change.unwrap_or_default()),
+            for_rows: before,
+            sums: last_sums,
+        });
+        let (mut made, mut of_changes) = match rows {
+            Some(of_product) => {
                 let of_outputs = B::run(&Swiglu::Backward, vec![gate, up, of_product]);
                 let wanted = Wanted { inputs: wanted, changes, sums: sums.zip(change_sums) };
                 normed_gradients::<B>(layers, of_outputs, wanted)
             }
-            false => (vec![None; first], changes.iter().map(|change| change.map(|_| [None, None, None])).collect()),
+            None => (vec![None; first], changes.iter().map(|change| change.map(|_| [const { None }; 4])).collect()),
         };
         made.extend(own);
-        let [of_a, of_b] = of_change;
-        of_changes.push(has_change.then_some([of_a, of_b, None]));
+        of_changes.push(of_change.map(|_| change));
         made.extend(of_changes.into_iter().flatten().flatten());
         made
     }

@@ -9,7 +9,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::attention::{AttentionOptions, Settings, Sizes, grouped, grouped_backward, grouped_terms};
 use crate::check::{main_input, same_size};
 use crate::error::Error;
-use crate::linear::{Changed, PARAMETERS, nothing, parameters};
+use crate::linear::{Change, Changed, PARAMETERS, nothing, parameters};
 use crate::norm::{Norm, NormSettings, row_norm, row_norm_gradients};
 use crate::normed_layers::{NormedLayers, Wanted, layer_inputs, normed_gradients, normed_layers};
 use crate::rotary::{Direction, RotaryOptions, rotated_heads};
@@ -98,8 +98,8 @@ struct NormGroupedAttention {
 struct Saved<T> {
     /// x, the norm's weight, and weight and bias of each layer.
     layers: Vec<T>,
-    /// A, B and s of the layers' low-rank changes.
-    changes: Vec<Option<[T; 3]>>,
+    /// The layers' low-rank changes.
+    changes: Vec<Option<Change<T>>>,
     /// Weights of the norms of heads.
     head_norms: Vec<T>,
     masks: Vec<T>,
@@ -174,7 +174,7 @@ impl NormGroupedAttention {
     fn heads<B: KernelBackend>(
         &self,
         layers: Vec<FloatTensor<B>>,
-        changes: Vec<Option<[FloatTensor<B>; 3]>>,
+        changes: Vec<Option<Change<FloatTensor<B>>>>,
         head_norms: &[FloatTensor<B>],
     ) -> Heads<B> {
         let (projected, layers) = normed_layers::<B>(layers, changes, self.norm);

@@ -5,15 +5,15 @@ use burn::backend::tensor::FloatTensor;
 use kiln_operations::{KernelBackend, Onto, all};
 
 use crate::linear::{
-    LayerWeight, LinearSaved, Parameters, Prologue, changed_linear, nothing, parameter_gradients, prologue_gradients,
-    rows_gradient,
+    Change, LayerBackward, LayerWeight, LinearSaved, OfLayer, Parameters, Prologue, changed_linear, layer_backward,
+    nothing, prologue_gradients,
 };
 use crate::norm::NormSettings;
 
 /// Weight and bias of each layer, and their low-rank changes.
 pub(crate) fn layer_inputs(
     layers: impl IntoIterator<Item = Parameters>,
-) -> (Vec<DispatchTensor>, Vec<Option<[DispatchTensor; 3]>>) {
+) -> (Vec<DispatchTensor>, Vec<Option<Change<DispatchTensor>>>) {
     let (layers, changes): (Vec<_>, Vec<_>) = layers.into_iter().map(Parameters::into_inputs).unzip();
     (layers.into_iter().flatten().collect(), changes)
 }
@@ -35,7 +35,7 @@ pub(crate) struct NormedLayers<T> {
 /// The outputs of the layers, from x, the norm's weight, and weight and bias of each layer, and from their low-rank changes.
 pub(crate) fn normed_layers<B: KernelBackend>(
     inputs: Vec<FloatTensor<B>>,
-    changes: Vec<Option<[FloatTensor<B>; 3]>>,
+    changes: Vec<Option<Change<FloatTensor<B>>>>,
     settings: NormSettings,
 ) -> (Vec<FloatTensor<B>>, NormedLayers<FloatTensor<B>>) {
     let mut inputs = inputs.into_iter();
@@ -62,15 +62,15 @@ impl<T: Clone> NormedLayers<T> {
     }
 }
 
-/// Gradients of inputs, and of A, B and s of each layer.
-pub(crate) type OfLayers<T> = (Vec<Option<T>>, Vec<Option<[Option<T>; 3]>>);
+/// Gradients of inputs, and of the change of each layer.
+pub(crate) type OfLayers<T> = (Vec<Option<T>>, Vec<Option<Change<Option<T>>>>);
 
 /// Flags and sums of the inputs and of the low-rank changes: whether their gradients are wanted, and what they are added to.
 pub(crate) struct Wanted<T> {
     pub(crate) inputs: Vec<bool>,
-    pub(crate) changes: Vec<Option<[bool; 3]>>,
+    pub(crate) changes: Vec<Option<Change<bool>>>,
     /// With sums, one for each input, rows are added in their order, to the sums that are there.
-    pub(crate) sums: Option<(Vec<Onto<T>>, Vec<Option<[Onto<T>; 3]>>)>,
+    pub(crate) sums: Option<(Vec<Onto<T>>, Vec<Option<Change<Onto<T>>>>)>,
 }
 
 /// The gradients of the layers' inputs that are wanted, in their order, from those of the outputs.
@@ -88,25 +88,20 @@ pub(crate) fn normed_gradients<B: KernelBackend>(
     let (mut of_layers, mut of_changes, mut of_normed) = (vec![], vec![], None);
     for (index, ((weight, of_change), gradient)) in weights.into_iter().zip(changes).zip(of_outputs).enumerate() {
         let own_sums = sums.as_mut().map(|sums| all::<_, 2>(sums.by_ref().take(2).collect()));
-        let own_change_sums = change_sums.as_mut().map(|sums| match sums.next().flatten() {
-            Some([a, b, _]) => [a, b],
-            None => [Onto::Apart, Onto::Apart],
+        let own_change_sums =
+            change_sums.as_mut().map(|sums| sums.next().flatten().unwrap_or([(); 4].map(|()| Onto::Apart)));
+        let LayerWeight { weight, change } = weight;
+        let OfLayer { own, change, rows } = layer_backward::<B>(LayerBackward {
+            read: LinearSaved { x: x.clone(), statistics: statistics.clone(), norm: norm.clone(), weight, prologue },
+            change,
+            gradient,
+            wanted: ([wanted[2 + 2 * index], wanted[3 + 2 * index]], of_change.unwrap_or_default()),
+            for_rows: wanted[0] || wanted[1],
+            sums: own_sums.zip(own_change_sums),
         });
-        let read = LinearSaved {
-            x: x.clone(),
-            statistics: statistics.clone(),
-            norm: norm.clone(),
-            weight: weight.weight.clone(),
-            prologue,
-        };
-        let [for_a, for_b, _] = of_change.unwrap_or_default();
-        let flags = ([wanted[2 + 2 * index], wanted[3 + 2 * index]], [for_a, for_b]);
-        let own_sums = own_sums.zip(own_change_sums);
-        let (own, [of_a, of_b]) = parameter_gradients::<B>(&read, weight.change.as_ref(), &gradient, flags, own_sums);
         of_layers.extend(own);
-        of_changes.push(of_change.map(|_| [of_a, of_b, None]));
-        if wanted[0] || wanted[1] {
-            let of_rows = rows_gradient::<B>(x.clone(), weight, gradient);
+        of_changes.push(of_change.map(|_| change));
+        if let Some(of_rows) = rows {
             of_normed = Some(match of_normed {
                 Some(sum) => B::float_add(sum, of_rows),
                 None => of_rows,

@@ -48,7 +48,7 @@ use burn::backend::tensor::FloatTensor;
 use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all};
 
 use crate::attention::{Settings, packed, packed_backward};
-use crate::linear::{Changed, LayerWeight, LinearSaved, PARAMETERS, Prologue, changed_linear, layer_gradients};
+use crate::linear::{Change, Changed, LayerWeight, LinearSaved, PARAMETERS, Prologue, changed_linear, layer_gradients};
 
 /// The prologue of the linear layer, and the settings of the attention. Inputs are x, the norm's weight and bias, the layer's weight and
 /// bias, the masks of the attention, and the layer's low-rank change.
@@ -64,7 +64,7 @@ pub(super) struct ProjectedAttention {
 pub(super) struct Saved<T> {
     /// x, norm's weight and bias, weight and bias.
     linear: [T; 5],
-    change: Option<[T; 3]>,
+    change: Option<Change<T>>,
     output: T,
     log_sums: T,
     masks: Vec<T>,
@@ -119,7 +119,7 @@ impl ProjectedAttention {
     fn projected<B: KernelBackend>(
         &self,
         [x, norm_weight, norm_bias, weight, bias]: [FloatTensor<B>; 5],
-        change: Option<[FloatTensor<B>; 3]>,
+        change: Option<Change<FloatTensor<B>>>,
     ) -> [FloatTensor<B>; 2] {
         changed_linear::<B>(x, [norm_weight, norm_bias], LayerWeight { weight, change }, bias, self.prologue)
     }

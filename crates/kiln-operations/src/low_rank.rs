@@ -3,7 +3,8 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
-/// The name under which a low-rank change `s A B` is attached to a weight. It is a module with the parameters `a`, `b` and `scale`.
+/// The name under which a low-rank change `s A B` is attached to a weight. It is a module with the parameters `a`, `b` and
+/// `scale`, and with `magnitude` if the magnitude of each output is trained.
 pub const LOW_RANK: &str = "low_rank";
 
 /// The name under which several attachments of a parameter are one, in their order.
@@ -15,7 +16,8 @@ pub const CAST: &str = "autocast";
 /// The container of what is attached to a parameter, as visitors see it.
 const ATTACHED: &str = "Reparameterization";
 
-/// A weight `W + s A B` in its parts: an operation on them needs neither the sum nor a gradient of W.
+/// A weight `W + s A B` in its parts, or with magnitudes `m (W + s A B) / ||W + s A B||`, where norms are those of columns: an operation on the parts
+/// needs neither the sum nor a gradient of W.
 #[derive(Clone, Debug)]
 pub struct LowRankWeight {
     /// W, `[I, O]`, in the dtype in which it is stored. It is not trained.
@@ -26,6 +28,8 @@ pub struct LowRankWeight {
     pub b: Tensor<2>,
     /// s, `[1]`, which is not trained.
     pub scale: Tensor<1>,
+    /// m, `[O]`, if there are magnitudes.
+    pub magnitude: Option<Tensor<1>>,
 }
 
 /// The parts of a weight that has a [low-rank change](LOW_RANK) attached, alone or below a [cast](CAST). `None` if the weight has none or is trained itself,
@@ -33,8 +37,8 @@ pub struct LowRankWeight {
 pub fn low_rank_parts(weight: &Param<Tensor<2>>) -> Option<LowRankWeight> {
     let mut parts = Parts::default();
     weight.visit(&mut parts);
-    let Parts { weight, a, b, scale, other, .. } = parts;
-    if other { None } else { Some(LowRankWeight { weight: weight?, a: a?, b: b?, scale: scale? }) }
+    let Parts { weight, a, b, scale, magnitude, other, .. } = parts;
+    if other { None } else { Some(LowRankWeight { weight: weight?, a: a?, b: b?, scale: scale?, magnitude }) }
 }
 
 /// A walk over a parameter and its attachments.
@@ -46,6 +50,7 @@ struct Parts {
     a: Option<Tensor<2>>,
     b: Option<Tensor<2>>,
     scale: Option<Tensor<1>>,
+    magnitude: Option<Tensor<1>>,
     /// Whether there is anything else.
     other: bool,
 }
@@ -69,6 +74,7 @@ impl ModuleVisitor for Parts {
             (None, 2) if !is_trained => self.weight = Some(Tensor::from_dispatch(dispatch)),
             (Some("a"), 2) => self.a = Some(Tensor::from_dispatch(dispatch)),
             (Some("b"), 2) => self.b = Some(Tensor::from_dispatch(dispatch)),
+            (Some("magnitude"), 1) => self.magnitude = Some(Tensor::from_dispatch(dispatch)),
             (Some("scale"), 1) if !is_trained => self.scale = Some(Tensor::from_dispatch(dispatch)),
             _ => self.other = true,
         }

@@ -1,155 +1,223 @@
 //! Linear layers whose weight may have a low-rank change: `x W + s (x A) B + bias`. The sum `W + s A B` and a gradient of W never exist.
 
-use burn::backend::DispatchTensor;
 use burn::backend::TensorMetadata;
-#[cfg(feature = "flex")]
-use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{FloatDType, Shape, Tensor};
-use kiln_operations::{Computed, Cost, InOrder, Kernel, KernelBackend, LowRankWeight, Onto, Operation, all};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
+use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all};
 
+use super::add_product::{Side, add_product};
 use super::graph::{LinearSaved, gradients, prologue_linear};
-use super::settings::{ADD_PRODUCT, Prologue};
+use super::parameters::{Change, Changed, PARAMETERS, Weight};
+use super::settings::Prologue;
 use crate::activation::activation_gradient;
 use crate::composed::{cast, full};
 use crate::norm::row_norm_gradients;
 
-/// The parameters of a linear layer.
-pub(crate) struct Parameters {
-    pub(crate) weight: Tensor<2>,
-    /// Has no elements if there is none.
-    pub(crate) bias: Tensor<1>,
-    /// A, B and s.
-    change: Option<(Tensor<2>, Tensor<2>, Tensor<1>)>,
-}
+/// Rows of a weight whose squares are summed at a time.
+const ROWS: usize = 256;
 
-impl Parameters {
-    pub(super) fn plain(weight: Tensor<2>, bias: Tensor<1>) -> Self {
-        Self { weight, bias, change: None }
-    }
-
-    pub(super) fn changed(LowRankWeight { weight, a, b, scale }: LowRankWeight, bias: Tensor<1>) -> Self {
-        Self { weight, bias, change: Some((a, b, scale)) }
-    }
-
-    /// Weight and bias, and A, B and s of the change, if there is one.
-    pub(crate) fn into_inputs(self) -> ([DispatchTensor; 2], Option<[DispatchTensor; 3]>) {
-        let change = self.change.map(|(a, b, s)| [a.into_dispatch(), b.into_dispatch(), s.into_dispatch()]);
-        ([self.weight.into_dispatch(), self.bias.into_dispatch()], change)
-    }
-}
-
-/// Which of the layers of an operation have a low-rank change. A, B and s of each change are the last inputs of the operation.
-#[derive(Clone, Debug)]
-pub(crate) struct Changed(Vec<bool>);
-
-impl Changed {
-    /// Adds the changes to the inputs of an operation.
-    pub(crate) fn append(
-        inputs: &mut Vec<DispatchTensor>,
-        changes: impl IntoIterator<Item = Option<[DispatchTensor; 3]>>,
-    ) -> Self {
-        let append = |change: Option<[DispatchTensor; 3]>| {
-            let changed = change.is_some();
-            inputs.extend(change.into_iter().flatten());
-            changed
-        };
-        Self(changes.into_iter().map(append).collect())
-    }
-
-    /// Takes what belongs to the changes from the end of a list with an item for each input, and returns it by layer.
-    pub(crate) fn take<T>(&self, items: &mut Vec<T>) -> Vec<Option<[T; 3]>> {
-        let count = 3 * self.0.iter().filter(|changed| **changed).count();
-        let mut last = items.split_off(items.len() - count).into_iter();
-        self.0.iter().map(|changed| changed.then(|| all(last.by_ref().take(3).collect()))).collect()
-    }
-}
-
-/// All inputs of an operation but the first, of as many as it has.
-pub(crate) const PARAMETERS: &[usize] =
-    &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23];
-
-/// A weight and its change, as the backward pass reads them.
-#[derive(Clone, Debug)]
-pub(crate) struct Weight<T> {
-    pub(crate) weight: T,
-    /// A, B and s.
-    pub(crate) change: Option<[T; 3]>,
-}
-
-/// The output of a layer that reads `x` behind a prologue, and the statistics of each row if the prologue is a norm.
+/// The output of a layer that reads `x` behind a prologue, and the statistics of each row if the prologue is a norm. With magnitudes m it is
+/// `m / n (x W + s (x A) B) + bias`, where n are the norms of the columns of `W + s A B`.
 pub(crate) fn changed_linear<B: KernelBackend>(
     x: FloatTensor<B>,
-    [norm_weight, norm_bias]: [FloatTensor<B>; 2],
+    norm: [FloatTensor<B>; 2],
     Weight { weight, change }: Weight<FloatTensor<B>>,
     bias: FloatTensor<B>,
     prologue: Prologue,
 ) -> [FloatTensor<B>; 2] {
-    let Some([a, b, s]) = change else {
+    let Some(change) = change else {
+        let [norm_weight, norm_bias] = norm;
         return prologue_linear::<B>([x, norm_weight, norm_bias, weight, bias], prologue);
     };
-    let none = nothing::<B>(&a);
-    let given = [x.clone(), norm_weight.clone(), norm_bias.clone(), a, none];
-    let [h, _] = prologue_linear::<B>(given, prologue);
-    let [y, statistics] = prologue_linear::<B>([x, norm_weight, norm_bias, weight, bias], prologue);
-    [add_product::<B>(y, scaled::<B>(h, s), b, Side::Rows), statistics]
+    let Some([factors, _]) = factors::<B>(&weight, &change) else {
+        return sum_of_parts::<B>(x, norm, weight, &change, bias, prologue);
+    };
+    let [y, statistics] = sum_of_parts::<B>(x, norm, weight, &change, nothing::<B>(&bias), prologue);
+    let y = by_column::<B>(y, factors);
+    let y = match bias.shape().num_elements() {
+        0 => y,
+        _ => {
+            let bias = along_rows::<B>(bias, &y);
+            B::float_add(y, bias)
+        }
+    };
+    [y, statistics]
 }
 
-/// The gradients of weight and bias, of A and of B.
-type OfParameters<T> = ([Option<T>; 2], [Option<T>; 2]);
+/// `x W + s (x A) B + bias` of the rows behind a prologue, and their statistics.
+fn sum_of_parts<B: KernelBackend>(
+    x: FloatTensor<B>,
+    [norm_weight, norm_bias]: [FloatTensor<B>; 2],
+    weight: FloatTensor<B>,
+    [a, b, s, _]: &Change<FloatTensor<B>>,
+    bias: FloatTensor<B>,
+    prologue: Prologue,
+) -> [FloatTensor<B>; 2] {
+    let given = [x.clone(), norm_weight.clone(), norm_bias.clone(), a.clone(), nothing::<B>(a)];
+    let [h, _] = prologue_linear::<B>(given, prologue);
+    let [y, statistics] = prologue_linear::<B>([x, norm_weight, norm_bias, weight, bias], prologue);
+    [add_product::<B>(y, scaled::<B>(h, s.clone()), b.clone(), Side::Rows), statistics]
+}
 
-/// The gradients of a layer's own parameters that are `wanted`, from the gradient of its output. `saved` is what the layer reads. With `sums`
-/// rows are added in their order, to the sums that are there.
-pub(crate) fn parameter_gradients<B: KernelBackend>(
-    saved: &LinearSaved<FloatTensor<B>>,
-    change: Option<&[FloatTensor<B>; 3]>,
-    gradient: &FloatTensor<B>,
-    (wanted, of_change): ([bool; 2], [bool; 2]),
-    sums: Option<([Onto<FloatTensor<B>>; 2], [Onto<FloatTensor<B>>; 2])>,
-) -> OfParameters<FloatTensor<B>> {
+/// The factors m / n and 1 / n of the outputs, if there are magnitudes. The norms of `W + s A B` are summed some rows at a time, and are
+/// constants of the backward pass (Liu et al. 2024, section 4.3).
+fn factors<B: KernelBackend>(
+    weight: &FloatTensor<B>,
+    [a, b, s, magnitude]: &Change<FloatTensor<B>>,
+) -> Option<[FloatTensor<B>; 2]> {
+    let (inputs, outputs) = (weight.shape()[0], magnitude.shape().num_elements());
+    if outputs == 0 {
+        return None;
+    }
+    let mut squares = full::<B>(Shape::new([1, outputs]), 0.0, &weight.device(), DType::F32);
+    for first in (0..inputs).step_by(ROWS) {
+        let rows = [Slice::from(first..inputs.min(first + ROWS)), Slice::from(0..outputs)];
+        let narrow = [rows[0], Slice::from(0..b.shape()[0])];
+        let product = B::float_matmul(B::float_slice(a.clone(), &narrow), b.clone());
+        let rows = cast::<B>(B::float_slice(weight.clone(), &rows), DType::F32);
+        let sum = B::float_add(rows, scaled::<B>(cast::<B>(product, DType::F32), s.clone()));
+        squares = B::float_add(squares, B::float_sum_dim(B::float_mul(sum.clone(), sum), 0));
+    }
+    // An output whose weights are all 0 stays 0.
+    let norms = B::float_clamp_min(B::float_sqrt(squares), f32::MIN_POSITIVE.into());
+    let inverse = B::float_recip(B::float_reshape(norms, Shape::new([outputs])));
+    Some([B::float_mul(cast::<B>(magnitude.clone(), DType::F32), inverse.clone()), inverse])
+}
+
+/// A layer's parameters and what they are read with, from which the backward pass computes gradients.
+pub(crate) struct LayerBackward<T> {
+    /// What the layer reads, with its weight.
+    pub(crate) read: LinearSaved<T>,
+    pub(crate) change: Option<Change<T>>,
+    /// The gradient of the output.
+    pub(crate) gradient: T,
+    /// Whether gradients of weight and bias are wanted, and those of the change.
+    pub(crate) wanted: ([bool; 2], Change<bool>),
+    /// Whether the gradient of the rows is wanted that the layer reads behind its prologue.
+    pub(crate) for_rows: bool,
+    /// With sums, rows are added in their order, to the sums that are there.
+    pub(crate) sums: Option<([Onto<T>; 2], Change<Onto<T>>)>,
+}
+
+/// The gradients of a layer's parameters, and of the rows that it reads.
+pub(crate) struct OfLayer<T> {
+    pub(crate) own: [Option<T>; 2],
+    pub(crate) change: Change<Option<T>>,
+    pub(crate) rows: Option<T>,
+}
+
+impl<T> OfLayer<T> {
+    /// No gradients.
+    pub(crate) fn none() -> Self {
+        Self { own: [None, None], change: [None, None, None, None], rows: None }
+    }
+}
+
+/// The sums of one layer, if there are sums.
+type LayerSums<T> = Option<[Onto<T>; 2]>;
+
+/// The gradients of weight and bias of a layer that are wanted.
+fn of_parameters<B: KernelBackend>(
+    read: LinearSaved<FloatTensor<B>>,
+    gradient: FloatTensor<B>,
+    [weight, bias]: [bool; 2],
+    sums: LayerSums<FloatTensor<B>>,
+) -> [Option<FloatTensor<B>>; 2] {
+    if !(weight || bias) {
+        return [None, None];
+    }
+    let sums = sums.map(|[weight, bias]| vec![Onto::Apart, Onto::Apart, Onto::Apart, weight, bias]);
+    let [_, _, _, of_weight, of_bias] = gradients::<B>(read, gradient, [false, false, false, weight, bias], sums);
+    [of_weight, of_bias]
+}
+
+/// Computes the gradients that are wanted.
+pub(crate) fn layer_backward<B: KernelBackend>(layer: LayerBackward<FloatTensor<B>>) -> OfLayer<FloatTensor<B>> {
+    let LayerBackward { read, change, gradient, wanted: (own, wanted), for_rows, sums } = layer;
     let (sums, change_sums) = sums.unzip();
-    let of_layer =
-        |saved: LinearSaved<FloatTensor<B>>, gradient, [weight, bias]: [bool; 2], sums: Option<[Onto<_>; 2]>| {
-            if !(weight || bias) {
-                return [None, None];
-            }
-            let sums = sums.map(|[weight, bias]| vec![Onto::Apart, Onto::Apart, Onto::Apart, weight, bias]);
-            let [_, _, _, of_weight, of_bias] =
-                gradients::<B>(saved, gradient, [false, false, false, weight, bias], sums);
-            [of_weight, of_bias]
+    let Some(change) = change else {
+        return OfLayer {
+            own: of_parameters::<B>(read.clone(), gradient.clone(), own, sums),
+            rows: for_rows.then(|| rows_gradient::<B>(read.x, read.weight, gradient)),
+            ..OfLayer::none()
         };
-    let own = of_layer(saved.clone(), gradient.clone(), wanted, sums);
-    let Some([a, b, s]) = change.filter(|_| of_change.contains(&true)) else { return (own, [None, None]) };
-    let (a_sum, b_sum) = change_sums.map(|[a, b]| ([a, Onto::Apart], [b, Onto::Apart])).unzip();
-    let of_narrow = narrow_gradient::<B>(gradient.clone(), b.clone(), s.clone());
-    let [of_a, _] =
-        of_layer(LinearSaved { weight: a.clone(), ..saved.clone() }, of_narrow, [of_change[0], false], a_sum);
-    let of_b = if of_change[1] {
-        let [norm_weight, norm_bias] = saved.norm.clone();
-        let given = [saved.x.clone(), norm_weight, norm_bias, a.clone(), nothing::<B>(a)];
-        let [h, _] = prologue_linear::<B>(given, saved.prologue);
-        let narrow = plain::<B>(scaled::<B>(h, s.clone()), b.clone());
-        of_layer(narrow, gradient.clone(), [true, false], b_sum)[0].clone()
+    };
+    let [a, b, s, magnitude] = &change;
+    let [a_sum, b_sum, m_sum] = match change_sums {
+        Some([a, b, _, m]) => [Some([a, Onto::Apart]), Some([b, Onto::Apart]), Some([Onto::Apart, m])],
+        None => [None, None, None],
+    };
+    let factors = factors::<B>(&read.weight, &change);
+    let weight_and_bias = match factors {
+        // The bias is added behind the factors.
+        Some(_) => of_parameters::<B>(read.clone(), gradient.clone(), [false, own[1]], sums),
+        None => of_parameters::<B>(read.clone(), gradient.clone(), own, sums),
+    };
+    let (of_magnitude, gradient) = match factors {
+        None => (None, gradient),
+        Some([factors, inverse]) => {
+            let of_magnitude = if wanted[3] {
+                let of_parts = by_column::<B>(gradient.clone(), inverse);
+                let (x, norm, weight) = (read.x.clone(), read.norm.clone(), read.weight.clone());
+                let [parts, _] = sum_of_parts::<B>(x, norm, weight, &change, nothing::<B>(s), read.prologue);
+                of_columns::<B>(B::float_mul(of_parts, parts), magnitude, m_sum)
+            } else {
+                None
+            };
+            (of_magnitude, by_column::<B>(gradient, factors))
+        }
+    };
+    let of_a = if wanted[0] {
+        let of_narrow = narrow_gradient::<B>(gradient.clone(), b.clone(), s.clone());
+        let narrow = LinearSaved { weight: a.clone(), ..read.clone() };
+        of_parameters::<B>(narrow, of_narrow, [true, false], a_sum)[0].clone()
     } else {
         None
     };
-    (own, [of_a, of_b])
+    let of_b = if wanted[1] {
+        let [norm_weight, norm_bias] = read.norm.clone();
+        let given = [read.x.clone(), norm_weight, norm_bias, a.clone(), nothing::<B>(a)];
+        let [h, _] = prologue_linear::<B>(given, read.prologue);
+        let narrow = plain::<B>(scaled::<B>(h, s.clone()), b.clone());
+        of_parameters::<B>(narrow, gradient.clone(), [true, false], b_sum)[0].clone()
+    } else {
+        None
+    };
+    let rows = for_rows.then(|| {
+        let of_rows = rows_gradient::<B>(read.x, read.weight, gradient.clone());
+        let of_narrow = narrow_gradient::<B>(gradient, b.clone(), s.clone());
+        add_product::<B>(of_rows, of_narrow, a.clone(), Side::Columns)
+    });
+    OfLayer { own: weight_and_bias, change: [of_a, of_b, None, of_magnitude], rows }
 }
 
-/// The gradient of the rows that a layer reads behind its prologue, which are like `x`, from that of its output.
-pub(crate) fn rows_gradient<B: KernelBackend>(
+/// The gradient of the rows, which are like `x`, that a layer without a change reads behind its prologue.
+fn rows_gradient<B: KernelBackend>(
     x: FloatTensor<B>,
-    Weight { weight, change }: Weight<FloatTensor<B>>,
+    weight: FloatTensor<B>,
     gradient: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let like = x.clone();
     let wanted = [true, false, false, false, false];
-    let [of_rows, ..] = gradients::<B>(plain::<B>(x, weight), gradient.clone(), wanted, None);
-    let of_rows = of_rows.unwrap_or(like);
-    match change {
-        None => of_rows,
-        Some([a, b, s]) => add_product::<B>(of_rows, narrow_gradient::<B>(gradient, b, s), a, Side::Columns),
-    }
+    let [of_rows, ..] = gradients::<B>(plain::<B>(x, weight), gradient, wanted, None);
+    of_rows.unwrap_or(like)
+}
+
+/// The sums of the columns of rows, as the gradient of `parameter`: that of the bias of a layer with these outputs.
+fn of_columns<B: KernelBackend>(
+    rows: FloatTensor<B>,
+    parameter: &FloatTensor<B>,
+    sums: LayerSums<FloatTensor<B>>,
+) -> Option<FloatTensor<B>> {
+    let (mut shape, device, outputs) = (rows.shape(), rows.device(), parameter.shape()[0]);
+    let last = shape.num_dims() - 1;
+    shape[last] = 1;
+    let (x, weight) = (
+        full::<B>(shape, 0.0, &device, rows.dtype()),
+        full::<B>(Shape::new([1, outputs]), 0.0, &device, parameter.dtype()),
+    );
+    let [_, of_bias] = of_parameters::<B>(plain::<B>(x, weight), rows, [false, true], sums);
+    of_bias
 }
 
 /// The gradient of x A, from that of the layer's output.
@@ -158,14 +226,27 @@ fn narrow_gradient<B: KernelBackend>(gradient: FloatTensor<B>, b: FloatTensor<B>
     let last = shape.num_dims() - 1;
     shape[last] = b.shape()[0];
     let like = B::float_empty(shape, &gradient.device(), FloatDType::from(gradient.dtype()));
-    scaled::<B>(rows_gradient::<B>(like, Weight { weight: b, change: None }, gradient), s)
+    scaled::<B>(rows_gradient::<B>(like, b, gradient), s)
+}
+
+/// A vector as one row of a tensor like `rows`, in its dtype.
+fn along_rows<B: KernelBackend>(vector: FloatTensor<B>, rows: &FloatTensor<B>) -> FloatTensor<B> {
+    let mut shape = vec![1; rows.shape().num_dims()];
+    if let Some(last) = shape.last_mut() {
+        *last = vector.shape().num_elements();
+    }
+    B::float_reshape(cast::<B>(vector, rows.dtype()), Shape::from(shape))
+}
+
+/// Rows, each of whose columns is multiplied by its factor.
+fn by_column<B: KernelBackend>(rows: FloatTensor<B>, factors: FloatTensor<B>) -> FloatTensor<B> {
+    let factors = along_rows::<B>(factors, &rows);
+    B::float_mul(rows, factors)
 }
 
 /// `x` times s.
 fn scaled<B: KernelBackend>(x: FloatTensor<B>, s: FloatTensor<B>) -> FloatTensor<B> {
-    let ones = vec![1; x.shape().num_dims()];
-    let s = cast::<B>(s, x.dtype());
-    B::float_mul(x, B::float_reshape(s, Shape::from(ones)))
+    by_column::<B>(x, s)
 }
 
 /// What the backward pass of a linear layer without a prologue needs.
@@ -179,7 +260,8 @@ pub(crate) fn nothing<B: KernelBackend>(like: &FloatTensor<B>) -> FloatTensor<B>
     full::<B>(Shape::new([0]), 0.0, &like.device(), like.dtype())
 }
 
-/// One linear layer whose weight has a low-rank change. Inputs are x, weight and bias of the norm, weight and bias of the layer, A, B and s.
+/// One linear layer whose weight has a low-rank change. Inputs are x, weight and bias of the norm, weight and bias of the layer, and its
+/// change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LowRankLinear(pub(super) Prologue);
 
@@ -187,11 +269,11 @@ impl Operation for LowRankLinear {
     const NAME: &'static str = "low-rank linear";
 
     /// What the layer reads, and its change.
-    type Saved<B: KernelBackend> = (LinearSaved<FloatTensor<B>>, [FloatTensor<B>; 3]);
+    type Saved<B: KernelBackend> = (LinearSaved<FloatTensor<B>>, Change<FloatTensor<B>>);
 
     fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
-        let [x, norm_weight, norm_bias, weight, bias, a, b, s] = all(inputs);
-        let (norm, change, prologue) = ([norm_weight, norm_bias], [a, b, s], self.0);
+        let [x, norm_weight, norm_bias, weight, bias, a, b, s, magnitude] = all(inputs);
+        let (norm, change, prologue) = ([norm_weight, norm_bias], [a, b, s, magnitude], self.0);
         let kept = wanted.contains(&true).then(|| (x.clone(), norm.clone(), weight.clone(), change.clone()));
         let [y, statistics] = changed_linear::<B>(x, norm, Weight { weight, change: Some(change) }, bias, prologue);
         let saved =
@@ -228,13 +310,13 @@ impl Operation for LowRankLinear {
 pub(crate) fn layer_gradients<B: KernelBackend>(
     saved: LinearSaved<FloatTensor<B>>,
     changed: &Changed,
-    change: Vec<Option<[FloatTensor<B>; 3]>>,
+    change: Vec<Option<Change<FloatTensor<B>>>>,
     gradient: FloatTensor<B>,
     wanted: &[bool],
     mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
 ) -> Vec<Option<FloatTensor<B>>> {
     let mut wanted = wanted.to_vec();
-    let (Some(change), Some([for_a, for_b, _])) =
+    let (Some(change), Some(of_change)) =
         (change.into_iter().next().flatten(), changed.take(&mut wanted).into_iter().next().flatten())
     else {
         wanted.truncate(5);
@@ -245,23 +327,27 @@ pub(crate) fn layer_gradients<B: KernelBackend>(
     let [for_x, for_norm_weight, for_norm_bias, for_weight, for_bias] = all(wanted);
     let (norm_sums, sums) = sums
         .zip(change_sums)
-        .map(|(sums, [a, b, _])| {
+        .map(|(sums, change_sums)| {
             let [x, norm_weight, norm_bias, weight, bias] = all(sums.into_iter().take(5).collect());
-            ([x, norm_weight, norm_bias], ([weight, bias], [a, b]))
+            ([x, norm_weight, norm_bias], ([weight, bias], change_sums))
         })
         .unzip();
-    let flags = ([for_weight, for_bias], [for_a, for_b]);
-    let (own, of_change) = parameter_gradients::<B>(&saved, Some(&change), &gradient, flags, sums);
-    let flags = [for_x, for_norm_weight, for_norm_bias];
-    let LinearSaved { x, statistics, norm, weight, prologue } = saved;
-    let before = match flags.contains(&true) {
-        true => {
-            let of_rows = rows_gradient::<B>(x.clone(), Weight { weight, change: Some(change) }, gradient);
-            prologue_gradients::<B>([x, statistics], norm, of_rows, prologue, flags, norm_sums)
-        }
-        false => [None, None, None],
+    let before = [for_x, for_norm_weight, for_norm_bias];
+    let (x, statistics, norm, prologue) =
+        (saved.x.clone(), saved.statistics.clone(), saved.norm.clone(), saved.prologue);
+    let OfLayer { own, change, rows } = layer_backward::<B>(LayerBackward {
+        read: saved,
+        change: Some(change),
+        gradient,
+        wanted: ([for_weight, for_bias], of_change),
+        for_rows: before.contains(&true),
+        sums,
+    });
+    let of_before = match rows {
+        Some(of_rows) => prologue_gradients::<B>([x, statistics], norm, of_rows, prologue, before, norm_sums),
+        None => [None, None, None],
     };
-    before.into_iter().chain(own).chain(vec![None; others]).chain(of_change).collect()
+    of_before.into_iter().chain(own).chain(vec![None; others]).chain(change).collect()
 }
 
 /// The gradients of x and of the norm's weight and bias, from that of the prologue's output.
@@ -279,57 +365,5 @@ pub(crate) fn prologue_gradients<B: KernelBackend>(
         Prologue::Norm(settings) => {
             row_norm_gradients::<B>([x, statistics, norm_weight], of_rows, settings, wanted, sums)
         }
-    }
-}
-
-/// The side of a matrix that rows are multiplied with.
-#[derive(Clone, Copy, Debug)]
-enum Side {
-    /// Its rows: the product is with the matrix.
-    Rows,
-    /// Its columns: the product is with the transposed matrix.
-    Columns,
-}
-
-/// Rows, to which the product of other rows with a matrix is added. Inputs are the first rows, the others, and the matrix.
-#[derive(Clone, Copy, Debug)]
-struct AddProduct(Side);
-
-fn add_product<B: KernelBackend>(
-    y: FloatTensor<B>,
-    x: FloatTensor<B>,
-    matrix: FloatTensor<B>,
-    side: Side,
-) -> FloatTensor<B> {
-    let [y] = all(B::run(&AddProduct(side), vec![y, x, matrix]));
-    y
-}
-
-impl Kernel for AddProduct {
-    fn cost(&self) -> &'static Cost {
-        &ADD_PRODUCT
-    }
-
-    /// The side.
-    fn scalars(&self) -> Vec<i64> {
-        vec![self.0 as i64]
-    }
-
-    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
-        let [y, x, matrix] = all(inputs);
-        let (shape, dtype) = (y.shape(), y.dtype());
-        let matrix = cast::<B>(matrix, dtype);
-        let matrix = match self.0 {
-            Side::Rows => matrix,
-            Side::Columns => B::float_transpose(matrix),
-        };
-        let product = B::float_matmul(super::composed::matrix::<B>(x), matrix);
-        vec![B::float_add(y, B::float_reshape(product, shape))]
-    }
-
-    #[cfg(feature = "flex")]
-    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let [y, x, matrix] = all(inputs);
-        vec![super::flex::add_product(y, &x, &matrix, matches!(self.0, Side::Columns))]
     }
 }

@@ -1,10 +1,12 @@
 //! Linear layers, alone or with the norm or the activation before them.
 
+mod add_product;
 mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
 mod low_rank;
+mod parameters;
 #[cfg(feature = "flex")]
 mod prologue;
 mod settings;
@@ -25,9 +27,9 @@ use crate::norm::Norm;
 
 pub(crate) use graph::LinearSaved;
 pub(crate) use low_rank::{
-    Changed, PARAMETERS, Parameters, Weight as LayerWeight, changed_linear, layer_gradients, nothing,
-    parameter_gradients, plain, prologue_gradients, rows_gradient,
+    LayerBackward, OfLayer, changed_linear, layer_backward, layer_gradients, nothing, plain, prologue_gradients,
 };
+pub(crate) use parameters::{Change, Changed, PARAMETERS, Parameters, Weight as LayerWeight};
 pub(crate) use settings::Prologue;
 
 /// The linear layer x weight + bias, as [`Linear::forward`].
@@ -113,8 +115,8 @@ pub(crate) struct Prepared {
     pub(crate) prologue: Prologue,
     /// x, weight and bias of the norm, weight and bias of the layer.
     pub(crate) inputs: Vec<DispatchTensor>,
-    /// A, B and s of a low-rank change of the weight.
-    pub(crate) change: Option<[DispatchTensor; 3]>,
+    /// A low-rank change of the weight.
+    pub(crate) change: Option<Change<DispatchTensor>>,
 }
 
 /// Checks a linear layer against `x`.
@@ -145,7 +147,7 @@ pub(crate) fn parameters(linear: &Linear, width: usize, device: &Device) -> Resu
     let parameters = match low_rank_parts(&linear.weight) {
         Some(parts) => {
             let bias = bias.unwrap_or_else(|| no_bias(&parts.weight));
-            Parameters::changed(parts, bias)
+            Parameters::changed(parts, bias, device)
         }
         None => {
             let weight = linear.weight.val();

@@ -201,11 +201,14 @@ proptest! {
         depth in prop::sample::select(vec![2_usize, 8, 22]),
         vocabulary in prop::sample::select(vec![5_usize, 300, 2100]),
         dtype in prop::sample::select(vec![DType::F32, DType::BF16, DType::F16]),
-        adapters in any::<bool>(),
+        adapters in prop::sample::select(vec![None, Some(false), Some(true)]),
     ) {
         let device = Device::flex().autodiff();
         let net = Net::new([vocabulary, time + 1, heads, depth], &device);
-        let net = if adapters { attach::<_, Apart>(net, is_linear) } else { net };
+        let net = match adapters {
+            Some(dora) => attach::<_, Apart>(net, dora, is_linear),
+            None => net,
+        };
         let ids = ids(samples, time, vocabulary, &device);
         let mut cuts: Vec<usize> = at.into_iter().map(|at| 1 + at % (samples - 1)).collect();
         cuts.sort_unstable();

@@ -1,5 +1,7 @@
 //! Layers whose weights have a low-rank change, compared with layers that read the sum.
 
+use std::marker::PhantomData;
+
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
@@ -16,11 +18,12 @@ macro_rules! change {
             a: Param<Tensor<2>>,
             b: Param<Tensor<2>>,
             scale: Param<Tensor<1>>,
+            magnitude: Option<Param<Tensor<1>>>,
         }
 
         impl From<Parts> for $type {
-            fn from(Parts { a, b, scale }: Parts) -> Self {
-                Self { a, b, scale }
+            fn from(Parts { a, b, scale, magnitude }: Parts) -> Self {
+                Self { a, b, scale, magnitude }
             }
         }
 
@@ -30,7 +33,15 @@ macro_rules! change {
             fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
                 let (shape, dtype) = (base.shape(), base.dtype());
                 let change = self.a.val().matmul(self.b.val()) * self.scale.val().unsqueeze();
-                (base.cast(change.dtype()) + change.reshape(shape)).cast(dtype)
+                let sum = base.cast(change.dtype()).reshape(change.shape()) + change;
+                let sum = match &self.magnitude {
+                    Some(magnitude) => {
+                        let norms = sum.clone().detach().square().sum_dim(0).sqrt();
+                        sum * (magnitude.val().unsqueeze() / norms)
+                    }
+                    None => sum,
+                };
+                sum.reshape(shape).cast(dtype)
             }
         }
     };
@@ -39,25 +50,30 @@ macro_rules! change {
 change!(Apart, LOW_RANK);
 change!(Summed, "summed");
 
-/// A, B and s of a change.
+/// A, B, s and m of a change.
 pub(crate) struct Parts {
     a: Param<Tensor<2>>,
     b: Param<Tensor<2>>,
     scale: Param<Tensor<1>>,
+    magnitude: Option<Param<Tensor<1>>>,
 }
 
 /// Attaches changes of rank 3 to the weights that it is asked about, which are frozen.
-pub(crate) struct Attach<R>(pub(crate) fn(&str) -> bool, pub(crate) std::marker::PhantomData<R>);
+struct Attach<R> {
+    to: fn(&str) -> bool,
+    dora: bool,
+    kind: PhantomData<R>,
+}
 
-pub(crate) fn attach<M: Module, R: Reparameterization + From<Parts>>(model: M, to: fn(&str) -> bool) -> M {
-    model.apply_reparameterization(Attach::<R>(to, std::marker::PhantomData))
+pub(crate) fn attach<M: Module, R: Reparameterization + From<Parts>>(model: M, dora: bool, to: fn(&str) -> bool) -> M {
+    model.apply_reparameterization(Attach::<R> { to, dora, kind: PhantomData })
 }
 
 impl<R: Reparameterization + From<Parts>> Reparameterizer for Attach<R> {
     type Reparam = R;
 
     fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<R>) {
-        if D != 2 || !(self.0)(path) {
+        if D != 2 || !(self.to)(path) {
             return (param, None);
         }
         let (param, device) = (param.set_require_grad(false), Device::flex().autodiff());
@@ -66,7 +82,9 @@ impl<R: Reparameterization + From<Parts>> Reparameterizer for Attach<R> {
         let factor = |shape, seed| Param::from_tensor(tensor(shape, seed, 0.6, DType::F32, &device));
         let scale = Tensor::<1>::from_data([0.7f32], (&device, DType::F32));
         let scale = Param::from_tensor(scale).set_require_grad(false);
-        let parts = Parts { a: factor([inputs, 3], seed), b: factor([3, outputs], seed + 1), scale };
+        let magnitude = || Param::from_tensor(tensor([outputs], seed + 2, 1.0, DType::F32, &device) + 1.5);
+        let magnitude = self.dora.then(magnitude);
+        let parts = Parts { a: factor([inputs, 3], seed), b: factor([3, outputs], seed + 1), scale, magnitude };
         (param, Some(parts.into()))
     }
 }
@@ -99,13 +117,14 @@ impl Layers {
 fn assert_as_sums<M: Module>(model: &M, dtype: DType, what: &str, forward: impl Fn(&M, Tensor<3>) -> Tensor<3>) {
     let x = tensor([3, 7, WIDTH], 1, 2.0, dtype, &Device::flex().autodiff());
     let everywhere: fn(&str) -> bool = |_| true;
-    for (name, to) in [
-        ("all", everywhere),
-        ("some", |path| ["up.weight", "key.weight", "down.weight"].contains(&path)),
-        ("others", |path| ["gate.weight", "value.weight", "query.weight", "qkv.weight"].contains(&path)),
+    for (name, dora, to) in [
+        ("all", false, everywhere),
+        ("all, DoRA", true, everywhere),
+        ("some", false, |path| ["up.weight", "key.weight", "down.weight"].contains(&path)),
+        ("others, DoRA", true, |path| ["gate.weight", "value.weight", "query.weight", "qkv.weight"].contains(&path)),
     ] {
-        let apart = run(&attach::<M, Apart>(model.clone(), to), &x, &forward);
-        let summed = run(&attach::<M, Summed>(model.clone(), to), &x, &forward);
+        let apart = run(&attach::<M, Apart>(model.clone(), dora, to), &x, &forward);
+        let summed = run(&attach::<M, Summed>(model.clone(), dora, to), &x, &forward);
         // The sum is rounded to the dtype of the weight, and the parts are not.
         let most = 4.0 * tolerance(dtype);
         let far = distance(&apart.0, &summed.0);
@@ -140,10 +159,11 @@ fn a_weight_is_read_in_parts_only_if_nothing_else_is_attached_and_it_is_frozen()
     let layer = || LinearConfig::new(4, 5).init(&device);
     let everywhere: fn(&str) -> bool = |_| true;
     assert!(low_rank_parts(&layer().weight).is_none());
-    assert!(low_rank_parts(&attach::<_, Summed>(layer(), everywhere).weight).is_none());
-    let apart = attach::<_, Apart>(layer(), everywhere);
+    assert!(low_rank_parts(&attach::<_, Summed>(layer(), false, everywhere).weight).is_none());
+    let apart = attach::<_, Apart>(layer(), true, everywhere);
     let parts = low_rank_parts(&apart.weight).unwrap();
     assert_eq!((parts.weight.dims(), parts.a.dims(), parts.b.dims()), ([4, 5], [4, 3], [3, 5]));
+    assert_eq!(parts.magnitude.map(|magnitude| magnitude.dims()), Some([5]));
     assert!(low_rank_parts(&apart.clone().valid().weight).is_some());
     let trained = Linear { weight: apart.weight.clone().set_require_grad(true), ..apart };
     assert!(low_rank_parts(&trained.weight).is_none());
