@@ -64,6 +64,28 @@ pub enum Error {
         /// The damage.
         reason: String,
     },
+    /// A record of a file cannot be used.
+    #[error("'{}', line {line}: {reason}", printable(path))]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The line that the record begins in, counted from one.
+        line: u64,
+        /// What it lacks, and what was expected.
+        reason: String,
+    },
+    /// A chat template cannot be read, or refuses a conversation.
+    #[error("chat template: {reason}")]
+    Template {
+        /// Why.
+        reason: String,
+    },
+    /// A conversation cannot be learned from.
+    #[error("conversation: {reason}")]
+    Conversation {
+        /// Why, and what was expected.
+        reason: String,
+    },
     /// A file is valid, but of a kind that is not read.
     #[error("'{}' is of a kind that is not supported: {reason}", printable(path))]
     Unsupported {
@@ -219,7 +241,7 @@ impl Error {
             Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),
             Self::EmptyClass { path, .. } | Self::Format { path, .. } | Self::TooLarge { path, .. } => Some(path),
             Self::Unsupported { path, .. } | Self::Repairable { path, .. } | Self::Resize { path, .. } => Some(path),
-            Self::ClassName { path, .. } => Some(path),
+            Self::ClassName { path, .. } | Self::Record { path, .. } => Some(path),
             _ => None,
         }
     }

@@ -2,8 +2,10 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use tempfile::{Builder, NamedTempFile};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::error::Error;
 use crate::printable::is_hidden;
@@ -23,6 +25,36 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut paths: Vec<PathBuf> = fs::read_dir(directory).and_then(read).map_err(|e| Error::read(directory, e))?;
     paths.sort();
     Ok(paths)
+}
+
+/// A file as it was found: another one in its place differs in its size or its time.
+pub(crate) struct FoundFile {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+    /// The time of its last change, in nanoseconds.
+    modified: u128,
+}
+
+impl FoundFile {
+    pub(crate) fn new(path: PathBuf) -> Result<Self, Error> {
+        let data = fs::metadata(&path).map_err(|e| Error::read(&path, e))?;
+        let modified = data.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Ok(Self { path, bytes: data.len(), modified: modified.unwrap_or_default().as_nanos() })
+    }
+}
+
+/// A number that changes when one of the files is replaced by another or written to.
+pub(crate) fn fingerprint(files: &[FoundFile]) -> u128 {
+    let mut hash = Xxh3Default::new();
+    for FoundFile { path, bytes, modified } in files {
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        let path = path.as_os_str().as_encoded_bytes();
+        hash.update(&(path.len() as u64).to_le_bytes());
+        hash.update(path);
+        hash.update(&bytes.to_le_bytes());
+        hash.update(&modified.to_le_bytes());
+    }
+    hash.digest128()
 }
 
 /// Refuses names of classes that are not one line of text each, read from `path`: lists of classes have a name on each line.

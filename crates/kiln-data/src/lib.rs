@@ -8,6 +8,8 @@
 //!   the predictions for the tiles.
 //! - **Text**: [`TextTokens`] are windows over tokens in memory or in a [`TokenFile`], [`Documents`] are texts of
 //!   different lengths. A [`Tokenizer`] makes the tokens of both.
+//! - **Records**: [`Records`] reads files of texts, prompts with completions, and conversations, as [`Documents`] that know which of their
+//!   tokens are learned. A [`ChatTemplate`] writes a conversation as text, as transformers does.
 //! - **Order**: a [`Sampler`] chooses the samples of a batch, for any number of replicas: a pure function of (seed,
 //!   epoch, batch), so that a run resumes at any batch. [`LoaderState`] is the position of a loop of your own, in one line
 //!   of text; a `Trainer` of kiln-training has its own `RunState`.
@@ -41,21 +43,26 @@
 //! ```
 
 mod caught;
+mod chat;
 mod decode;
+mod documents;
 mod error;
 mod files;
 mod images;
 mod loader;
 mod order;
 mod printable;
+mod records;
 mod text;
 mod tiles;
 
 pub use caught::panics_are_errors;
+pub use chat::{ASSISTANT, ChatTemplate, Message, SpecialTokens, USER};
 pub use decode::{
     Area, Damage, DecodeOptions, DecodePath, DecodePlan, DecodedImage, Format, Header, Image, ImageFile, Orientation,
     Oversized, Quality, Raster, RasterWindow, SampleType, Samples, View,
 };
+pub use documents::{DocumentBatch, DocumentTensors, Documents, TokenBatch};
 pub use error::Error;
 pub use files::TrainTest;
 pub use images::{
@@ -68,9 +75,10 @@ pub use loader::{
 };
 pub use order::{EpochOrder, LoaderState, Order, Remainder, Replica, Sampler, Weights, sample_rng};
 pub use printable::printable;
+pub use records::{EncodedRecord, Record, RecordEncoder, Records, has_records};
 pub use text::{
-    Bpe, DocumentBatch, DocumentTensors, Documents, TextBatch, TextTokens, TokenFile, TokenFileWriter, Tokenizer,
-    TokenizerKind, open_text, open_text_cached, tokenize_files,
+    Bpe, TextBatch, TextTokens, TokenFile, TokenFileWriter, Tokenizer, TokenizerKind, open_text, open_text_cached,
+    tokenize_files,
 };
 pub use tiles::{
     Blend, ClassIds, ClassRows, Classes, MaskedImages, Stitch, TileArea, TileBatch, TileConfig, TileGrid, TilePlace,

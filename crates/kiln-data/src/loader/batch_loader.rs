@@ -126,6 +126,15 @@ impl<O: Send + 'static> Loader<O> {
         self
     }
 
+    /// The loader with each batch turned into another value by `into`, on the worker threads. The copy ahead of the consumer, if there is one,
+    /// is left out.
+    #[must_use]
+    pub fn map<P: Send + 'static>(self, into: impl Fn(O) -> P + Send + Sync + 'static) -> Loader<P> {
+        let Self { sampler, config, bytes, make, largest, shared, .. } = self;
+        let make: Make<P> = Arc::new(move |plan, worker| make(plan, worker).map(&into));
+        Loader { sampler, config, bytes, make, copy: None, largest, shared }
+    }
+
     /// Puts samples of similar length into the same batch; see [`Sampler::bucketed`].
     ///
     /// # Errors

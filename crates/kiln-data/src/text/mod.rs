@@ -1,7 +1,5 @@
 //! Opens a text, tokenizes it, and divides it into a part for training and a part for testing.
 
-mod document_batch;
-mod documents;
 mod text_batch;
 mod text_files;
 mod text_tokens;
@@ -19,8 +17,8 @@ use crate::files::TrainTest;
 
 use text_files::TextFiles;
 
-pub use document_batch::{DocumentBatch, DocumentTensors};
-pub use documents::Documents;
+pub(crate) use token_file::Tokens;
+
 pub use text_batch::TextBatch;
 pub use text_files::tokenize_files;
 pub use text_tokens::TextTokens;

@@ -1,15 +1,12 @@
 //! Text files read as one text, block by block, and tokenized in bounded memory.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
-
-use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::error::Error;
-use crate::files::list;
+use crate::files::{FoundFile, fingerprint, list};
 
 use super::token_file::{TokenFile, TokenFileWriter};
 use super::tokenizer::Tokenizer;
@@ -38,16 +35,9 @@ pub fn tokenize_files<P: AsRef<Path>>(
 
 /// Several files as one text.
 pub(crate) struct TextFiles {
-    files: Vec<TextFile>,
+    files: Vec<FoundFile>,
     /// Bytes that are read at a time, at least the 4 of a character.
     block: usize,
-}
-
-struct TextFile {
-    path: PathBuf,
-    bytes: u64,
-    /// The time of its last change, in nanoseconds.
-    modified: u128,
 }
 
 impl TextFiles {
@@ -57,8 +47,9 @@ impl TextFiles {
         if !path.is_dir() {
             let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
             if path.is_file() && RECORDS.contains(&extension.as_str()) {
-                let reason =
-                    "it has records, expected plain text: a file, or a directory of files ending in .txt".into();
+                let reason = "it has records, expected plain text: a file, or a directory of files ending in .txt; records are read \
+                              from files ending in .jsonl, .ndjson and .csv"
+                    .into();
                 return Err(Error::NoDataSet { path: path.to_owned(), reason });
             }
             return Self::new(vec![path.to_owned()]);
@@ -72,12 +63,7 @@ impl TextFiles {
     }
 
     fn new(paths: Vec<PathBuf>) -> Result<Self, Error> {
-        let file = |path: PathBuf| {
-            let data = fs::metadata(&path).map_err(|e| Error::read(&path, e))?;
-            let modified = data.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            Ok(TextFile { path, bytes: data.len(), modified: modified.unwrap_or_default().as_nanos() })
-        };
-        Ok(Self { files: paths.into_iter().map(file).collect::<Result<_, Error>>()?, block: 1 << 18 })
+        Ok(Self { files: paths.into_iter().map(FoundFile::new).collect::<Result<_, Error>>()?, block: 1 << 18 })
     }
 
     /// Length of the text.
@@ -87,22 +73,13 @@ impl TextFiles {
 
     /// A number that changes when a file is replaced by another or written to.
     pub(crate) fn fingerprint(&self) -> u128 {
-        let mut hash = Xxh3Default::new();
-        for TextFile { path, bytes, modified } in &self.files {
-            let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-            let path = path.as_os_str().as_encoded_bytes();
-            hash.update(&(path.len() as u64).to_le_bytes());
-            hash.update(path);
-            hash.update(&bytes.to_le_bytes());
-            hash.update(&modified.to_le_bytes());
-        }
-        hash.digest128()
+        fingerprint(&self.files)
     }
 
     /// `at`, or the first byte of the character around it.
     pub(crate) fn character_boundary(&self, at: u64) -> Result<u64, Error> {
         let mut start = 0;
-        for TextFile { path, bytes, .. } in &self.files {
+        for FoundFile { path, bytes, .. } in &self.files {
             if at < start + bytes {
                 let inside = at - start;
                 // A character is at most four bytes long, all of which but the first are 10xxxxxx.
@@ -158,7 +135,7 @@ impl TextFiles {
         mut sink: impl FnMut(&Path, &str) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut start = 0;
-        for TextFile { path, bytes, .. } in &self.files {
+        for FoundFile { path, bytes, .. } in &self.files {
             let part = range.start.clamp(start, start + bytes) - start..range.end.clamp(start, start + bytes) - start;
             start += bytes;
             let mut file = File::open(path).map_err(|e| Error::read(path, e))?;
@@ -197,6 +174,7 @@ impl TextFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::LazyLock;
 
     use proptest::prelude::*;

@@ -16,13 +16,13 @@ use crate::printable::printable;
 
 /// Token ids, in memory or in a file.
 #[derive(Clone, Debug)]
-pub(super) enum Tokens {
+pub(crate) enum Tokens {
     Memory(Arc<[u32]>),
     File(TokenFile),
 }
 
 impl Tokens {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Tokens::Memory(ids) => ids.len(),
             Tokens::File(file) => file.len(),
@@ -30,7 +30,7 @@ impl Tokens {
     }
 
     /// Adds the ids at the positions of `range` to `ids`. The range ends at [`len`](Self::len) at most.
-    pub(super) fn read(&self, range: Range<usize>, ids: &mut Vec<u32>) -> Result<(), Error> {
+    pub(crate) fn read(&self, range: Range<usize>, ids: &mut Vec<u32>) -> Result<(), Error> {
         match self {
             Tokens::Memory(tokens) => {
                 ids.extend_from_slice(&tokens[range]);

@@ -1,10 +1,12 @@
 //! Text to token ids: bytes, GPT-2's byte-level BPE, or the tokenizer of a Hugging Face model.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{Encoding, PostProcessorWrapper};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::token_form::{Form, byte_characters};
@@ -106,8 +108,10 @@ impl Tokenizer {
         if json["model"]["dropout"].as_f64().is_some_and(|rate| rate > 0.0) {
             return Err(fail("it drops merges at random, expected a tokenizer without dropout".into()));
         }
-        // A text is read as a whole, whatever inputs the file was last used for.
-        tokenizer.with_padding(None).with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        // A text is read as a whole, whatever inputs the file was last used for. No special token is added, and the step that would do so takes
+        // white space from the places of tokens.
+        tokenizer.with_padding(None).with_post_processor(None::<PostProcessorWrapper>);
+        tokenizer.with_truncation(None).map_err(|e| fail(e.to_string()))?;
         let form = Form::of(&json);
         let mut fingerprint = Xxh3Default::new();
         fingerprint.update(&bytes);
@@ -132,16 +136,45 @@ impl Tokenizer {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Self::Bpe(bpe) => {
                 let encoding = bpe.tokenizer.encode_fast(text, false);
-                let encoding = encoding.map_err(|e| Error::Tokenizer { reason: printable(&e.to_string()) })?;
-                let (ids, vocab) = (encoding.get_ids(), self.vocab());
-                match ids.iter().find(|id| **id as usize >= vocab) {
-                    Some(id) => {
-                        let reason = format!("id {id} in a vocabulary of {vocab}, expected ids from 0 without gaps");
-                        Err(Error::Tokenizer { reason })
-                    }
-                    None => Ok(ids.to_vec()),
-                }
+                self.checked(encoding).map(|encoding| encoding.get_ids().to_vec())
             }
+        }
+    }
+
+    /// The ids of `text`, as those of [`encode`](Self::encode), each with its place in the text in bytes. A token that is a part of a character has
+    /// the place of the character.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, Error> {
+        match self {
+            Self::Bytes => Ok(text.bytes().enumerate().map(|(at, byte)| (u32::from(byte), at..at + 1)).collect()),
+            Self::Bpe(bpe) => {
+                let encoding = self.checked(bpe.tokenizer.encode(text, false))?;
+                let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+                Ok(encoding.get_ids().iter().copied().zip(places).collect())
+            }
+        }
+    }
+
+    /// The encoding of a text, if its ids are below the size of the vocabulary.
+    fn checked(&self, encoding: tokenizers::Result<Encoding>) -> Result<Encoding, Error> {
+        let encoding = encoding.map_err(|e| Error::Tokenizer { reason: printable(&e.to_string()) })?;
+        let vocab = self.vocab();
+        match encoding.get_ids().iter().find(|id| **id as usize >= vocab) {
+            Some(id) => {
+                let reason = format!("id {id} in a vocabulary of {vocab}, expected ids from 0 without gaps");
+                Err(Error::Tokenizer { reason })
+            }
+            None => Ok(encoding),
+        }
+    }
+
+    /// The id of a token by its text in the vocabulary, as of `<|endoftext|>`.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Bytes => None,
+            Self::Bpe(bpe) => bpe.tokenizer.token_to_id(token),
         }
     }
 

@@ -2,7 +2,7 @@
 // B batch, T time
 
 use burn::tensor::{Device, TensorData};
-use kiln_data::{BatchPlan, DocumentBatch, Documents, TokenFileWriter};
+use kiln_data::{BatchPlan, DocumentBatch, Documents, TokenBatch, TokenFileWriter};
 use proptest::prelude::*;
 use tempfile::tempdir;
 
@@ -62,6 +62,57 @@ proptest! {
             let expected = DocumentBatch::load(&set, &plan(ids[part.clone()].to_vec())).unwrap();
             prop_assert_eq!(batch.slice(part), expected);
         }
+    }
+}
+
+/// Documents, and whether each of their tokens is learned.
+fn marked() -> impl Strategy<Value = Vec<Vec<(u32, bool)>>> {
+    prop::collection::vec(prop::collection::vec((0u32..PADDING, any::<bool>()), 2..20), 1..12)
+}
+
+proptest! {
+    #[test]
+    fn only_learned_tokens_are_targets(documents in marked(), cut in 2u32..25) {
+        let ids = documents.iter().map(|document| document.iter().map(|(id, _)| *id).collect());
+        // Each learned token is a range of its own.
+        let ranges = documents.iter().map(|document| {
+            (0u32..).zip(document).filter(|(_, (_, learned))| *learned).map(|(at, _)| at..at + 1).collect()
+        });
+        let set = Documents::new(ids).unwrap().with_learned(ranges).unwrap().cut_to(cut).unwrap();
+        let batch = DocumentBatch::load(&set, &plan((0..set.len()).collect())).unwrap();
+        let [_, t] = batch.shape();
+        let [inputs, targets, mask] = host(&batch);
+        let (of_loss, ignoring) = batch.to_device_ignoring(-100, &Device::flex());
+        let [of_loss, ignoring] = [of_loss, ignoring].map(|ids| ids.into_data().iter::<i64>().collect::<Vec<_>>());
+        let mut learned = 0;
+        for (row, document) in documents.iter().enumerate() {
+            for column in 0..t {
+                let (at, next) = (row * t + column, document.get(column + 1).filter(|_| column + 1 < cut as usize));
+                let target = next.filter(|(_, learned)| *learned).map(|(id, _)| i64::from(*id));
+                learned += usize::from(target.is_some());
+                let expected = [target.unwrap_or(i64::from(PADDING)), i64::from(target.is_some()), target.unwrap_or(-100)];
+                prop_assert_eq!([targets[at], mask[at], ignoring[at]], expected);
+                let input = next.map_or([i64::from(PADDING), 0], |_| [i64::from(document[column].0); 2]);
+                prop_assert_eq!([inputs[at], of_loss[at]], input);
+            }
+        }
+        prop_assert_eq!(batch.targets(), learned);
+        let batch = TokenBatch::from(batch);
+        prop_assert_eq!((batch.targets(), batch.target_ids().len(), batch.learns_all()), (learned, learned, false));
+        // Documents with nothing to learn are left out, and the others are as they were.
+        match set.clone().without_unlearned() {
+            Ok((kept, left_out)) => {
+                let all: Vec<usize> = (0..set.len()).filter(|id| set.learned(*id).next().is_some()).collect();
+                prop_assert_eq!((kept.len(), kept.len() + left_out), (all.len(), set.len()));
+                for (id, old) in all.into_iter().enumerate() {
+                    prop_assert_eq!(kept.get(id).unwrap(), set.get(old).unwrap());
+                    prop_assert!(kept.learned(id).eq(set.learned(old)));
+                }
+            }
+            Err(_) => prop_assert_eq!(learned, 0),
+        }
+        let longest = DocumentBatch::longest(&set, 3).unwrap();
+        prop_assert_eq!(longest.shape(), [3, t]);
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod budget;
 mod burn_loader;
+mod chat;
 mod damage;
 mod decode;
 mod documents;
@@ -15,6 +16,7 @@ mod loader;
 mod metadata;
 mod peak_bytes;
 mod raster;
+mod records;
 mod sampler;
 mod sources;
 mod text;

@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use crate::error::Error;
 use crate::loader::{BatchPlan, Loader, LoaderConfig};
 
-use super::documents::Documents;
+use super::set::Documents;
 
 /// A batch of documents on the host, without padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct DocumentBatch {
     pub tokens: Vec<u32>,
     /// `B` lengths, each at least 2.
     pub lengths: Vec<u32>,
+    /// Whether each of `tokens` is learned. The first token of a document never is.
+    pub learned: Vec<bool>,
     /// `B` document ids, for records of what was trained.
     pub ids: Vec<usize>,
 }
@@ -24,11 +26,11 @@ pub struct DocumentBatch {
 /// A [`DocumentBatch`] on a device, padded at the end to T, the number of tokens to predict in the longest document.
 #[derive(Clone, Debug)]
 pub struct DocumentTensors {
-    /// `[B, T]`; the padding id where `mask` is false.
+    /// `[B, T]`; the padding id after the end of a document.
     pub inputs: Tensor<2, Int>,
-    /// `[B, T]`: the inputs one token later.
+    /// `[B, T]`: the inputs one token later; the padding id where `mask` is false.
     pub targets: Tensor<2, Int>,
-    /// `[B, T]`: true where there is a token to predict.
+    /// `[B, T]`: true where there is a token to predict that is learned.
     pub mask: Tensor<2, Bool>,
 }
 
@@ -52,6 +54,16 @@ impl DocumentBatch {
         }
     }
 
+    /// `count` times the longest document, which takes the most memory: to plan with.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn longest(documents: &Documents, count: usize) -> Result<Self, Error> {
+        let lengths = documents.lengths();
+        let longest = (0..lengths.len()).max_by_key(|id| lengths[*id]).unwrap_or(0);
+        Self::load(documents, &BatchPlan { epoch: 0, index: 0, ids: vec![longest; count] })
+    }
+
     /// The documents of `plan`.
     ///
     /// # Errors
@@ -60,8 +72,16 @@ impl DocumentBatch {
         let all = documents.lengths();
         let lengths: Vec<u32> = plan.ids.iter().map(|id| all[*id]).collect();
         let mut tokens = Vec::with_capacity(lengths.iter().map(|length| *length as usize).sum());
-        plan.ids.iter().try_for_each(|id| documents.read(*id, &mut tokens))?;
-        Ok(Self { tokens, lengths, ids: plan.ids.clone() })
+        let mut learned = vec![];
+        for id in &plan.ids {
+            let start = tokens.len();
+            documents.read(*id, &mut tokens)?;
+            learned.resize(tokens.len(), false);
+            for range in documents.learned(*id) {
+                learned[start..][range.start as usize..range.end as usize].fill(true);
+            }
+        }
+        Ok(Self { tokens, lengths, learned, ids: plan.ids.clone() })
     }
 
     /// Number of documents.
@@ -87,45 +107,66 @@ impl DocumentBatch {
     pub fn slice(&self, samples: Range<usize>) -> Self {
         let tokens = |lengths: &[u32]| lengths.iter().map(|length| *length as usize).sum::<usize>();
         let (start, lengths) = (tokens(&self.lengths[..samples.start]), &self.lengths[samples.clone()]);
+        let part = start..start + tokens(lengths);
         Self {
-            tokens: self.tokens[start..start + tokens(lengths)].to_vec(),
+            tokens: self.tokens[part.clone()].to_vec(),
+            learned: self.learned[part].to_vec(),
             lengths: lengths.to_vec(),
             ids: self.ids[samples].to_vec(),
         }
     }
 
-    /// Number of tokens to predict: every one but the first of each document.
+    /// Number of tokens to predict: those that are learned.
     pub fn targets(&self) -> usize {
-        self.tokens.len() - self.lengths.len()
+        self.learned.iter().filter(|learned| **learned).count()
     }
 
-    /// Copies the batch to `device`. `padding`, an id of the vocabulary, fills inputs and targets after the end of a document.
-    /// The outputs of a causal model for the tokens do not depend on it, and the loss uses only the positions under the mask.
+    /// Copies the batch to `device`. `padding`, an id of the vocabulary, fills inputs after the end of a document, and targets where nothing
+    /// is learned. The outputs of a causal model for the tokens do not depend on it, and the loss uses only the positions under the mask.
     /// If no document has the id, a loss that ignores it (burn's `with_pad_tokens`) gives the same result.
     pub fn to_device(&self, padding: u32, device: &Device) -> DocumentTensors {
+        let shape = self.shape();
+        let [inputs, targets] = self.padded([i64::from(padding); 2]);
+        // Where something is learned is known from targets that no token has.
+        let mask = self.padded([0, -1])[1].iter().map(|target| *target >= 0).collect::<Vec<_>>();
+        DocumentTensors {
+            inputs: Tensor::from_data(TensorData::new(inputs, shape), device),
+            targets: Tensor::from_data(TensorData::new(targets, shape), device),
+            mask: Tensor::from_data(TensorData::new(mask, shape), device),
+        }
+    }
+
+    /// Copies inputs and, one token later, targets `[B, T]` to `device`. Inputs after the end of a document are 0, and targets where nothing
+    /// is learned are `ignored`, for a loss that leaves such targets out.
+    pub fn to_device_ignoring(&self, ignored: i64, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+        let shape = self.shape();
+        let [inputs, targets] =
+            self.padded([0, ignored]).map(|ids| Tensor::from_data(TensorData::new(ids, shape), device));
+        (inputs, targets)
+    }
+
+    /// Inputs and targets, row by row, with a value of each for the places that have none.
+    fn padded(&self, [input, target]: [i64; 2]) -> [Vec<i64>; 2] {
         let [b, t] = self.shape();
-        let (mut inputs, mut targets) = (vec![i64::from(padding); b * t], vec![i64::from(padding); b * t]);
-        let (mut mask, mut start) = (vec![false; b * t], 0);
+        let (mut inputs, mut targets, mut start) = (vec![input; b * t], vec![target; b * t], 0);
         for (row, length) in self.lengths.iter().map(|length| *length as usize).enumerate() {
-            let document = &self.tokens[start..start + length];
-            for (column, pair) in document.windows(2).enumerate() {
-                let at = row * t + column;
-                (inputs[at], targets[at], mask[at]) = (i64::from(pair[0]), i64::from(pair[1]), true);
+            let document = start..start + length;
+            let (tokens, learned) = (&self.tokens[document.clone()], &self.learned[document]);
+            for column in 0..length - 1 {
+                inputs[row * t + column] = i64::from(tokens[column]);
+                if learned[column + 1] {
+                    targets[row * t + column] = i64::from(tokens[column + 1]);
+                }
             }
             start += length;
         }
-        let ids = |ids| Tensor::<2, Int>::from_data(TensorData::new(ids, [b, t]), device);
-        DocumentTensors {
-            inputs: ids(inputs),
-            targets: ids(targets),
-            mask: Tensor::<2, Bool>::from_data(TensorData::new(mask, [b, t]), device),
-        }
+        [inputs, targets]
     }
 }
 
-/// Bytes of a document in a batch: a length and an id beside the tokens.
+/// Bytes of a document in a batch: a length and an id beside the tokens, and whether each is learned.
 fn document_bytes(length: u32) -> u64 {
-    4 * u64::from(length) + 12
+    5 * u64::from(length) + 12
 }
 
 /// Bytes of the `count` longest documents.

@@ -1,0 +1,158 @@
+//! Records as token ids, with the ranges of those that are learned.
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::record::Record;
+use crate::chat::{ASSISTANT, ChatTemplate, Message, SpecialTokens};
+use crate::error::Error;
+use crate::text::{Tokenizer, TokenizerKind};
+
+/// The version of the rules in this file: another one makes other tokens.
+const VERSION: u64 = 1;
+
+/// Turns records into token ids, and finds the ids that are learned: all of a text, a completion, and the assistant's messages of a
+/// conversation.
+///
+/// A text and a completion are followed by the token that ends a text, if there is one, which is learned too. A conversation is written by the
+/// chat template, which has its own ends.
+pub struct RecordEncoder<'a> {
+    tokenizer: &'a Tokenizer,
+    template: Option<ChatTemplate>,
+    end: Option<u32>,
+}
+
+/// The tokens of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EncodedRecord {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Positions of the learned ids, as ranges in ascending order.
+    pub learned: Vec<Range<u32>>,
+}
+
+impl<'a> RecordEncoder<'a> {
+    /// An encoder without a chat template and without a token that ends a text.
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, template: None, end: None }
+    }
+
+    /// The encoder with the chat template and the end of a text that the folder of the tokenizer names, if `kind` has one.
+    ///
+    /// # Errors
+    /// Those of [`ChatTemplate::open`] and [`SpecialTokens::open`].
+    pub fn open(tokenizer: &'a Tokenizer, kind: &TokenizerKind) -> Result<Self, Error> {
+        let encoder = Self::new(tokenizer);
+        match kind {
+            TokenizerKind::Bytes => Ok(encoder),
+            TokenizerKind::Bpe(folder) | TokenizerKind::Folder(folder) => {
+                let end = SpecialTokens::open(folder)?.end(tokenizer);
+                Ok(Self { template: ChatTemplate::open(folder)?, end, ..encoder })
+            }
+        }
+    }
+
+    /// The encoder with a chat template.
+    #[must_use]
+    pub fn with_template(self, template: ChatTemplate) -> Self {
+        Self { template: Some(template), ..self }
+    }
+
+    /// The encoder with a token that ends a text and a completion.
+    #[must_use]
+    pub fn with_end(self, end: u32) -> Self {
+        Self { end: Some(end), ..self }
+    }
+
+    /// The size of the tokenizer's vocabulary.
+    pub(super) fn vocab(&self) -> usize {
+        self.tokenizer.vocab()
+    }
+
+    /// The tokens of `record`.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`]; [`Error::Template`]; [`Error::Conversation`] without a chat template, without a message of the assistant, and when
+    /// the template does not write a conversation as the beginning of a longer one.
+    pub fn encode(&self, record: &Record) -> Result<EncodedRecord, Error> {
+        match record {
+            Record::Text(text) => self.marked(text, &[0..text.len()], self.end),
+            Record::Completion { prompt, completion } => {
+                let text = format!("{prompt}{completion}");
+                self.marked(&text, &[prompt.len()..text.len()], self.end)
+            }
+            Record::Conversation(messages) => {
+                let (text, answers) = self.conversation(messages)?;
+                self.marked(&text, &answers, None)
+            }
+        }
+    }
+
+    /// The text of a conversation up to the assistant's last message, and the places of what the assistant writes.
+    fn conversation(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), Error> {
+        let refused = |reason: String| Error::Conversation { reason };
+        let Some(template) = &self.template else {
+            let places = "chat_template.jinja, or chat_template in tokenizer_config.json";
+            return Err(refused(format!("the tokenizer has no chat template, expected a folder with {places}")));
+        };
+        let is_answer = |message: &Message| message.role == ASSISTANT;
+        let Some(last) = messages.iter().rposition(is_answer) else {
+            return Err(refused(format!("no message has the role `{ASSISTANT}`, expected at least one to learn")));
+        };
+        let whole = template.render(&messages[..=last], false)?;
+        let mut answers = vec![];
+        for (number, _) in messages[..=last].iter().enumerate().filter(|(_, message)| is_answer(message)) {
+            let before = template.render(&messages[..number], true)?;
+            let with = template.render(&messages[..=number], false)?;
+            if !with.starts_with(&before) {
+                return Err(refused(format!(
+                    "with message {number}, which is the assistant's, the chat template writes other text before it than without, expected \
+                     a template that adds to the text"
+                )));
+            }
+            if !whole.starts_with(&with) {
+                return Err(refused(format!(
+                    "the chat template writes message {number}, which is the assistant's, in another way when others follow, expected \
+                     conversations with one message of the assistant for such a template"
+                )));
+            }
+            answers.push(before.len()..with.len());
+        }
+        Ok((whole, answers))
+    }
+
+    /// The ids of `text`, and after it that of `end`. Learned are those with a part in one of the `places`, which are in ascending order, and the
+    /// end.
+    fn marked(&self, text: &str, places: &[Range<usize>], end: Option<u32>) -> Result<EncodedRecord, Error> {
+        let mut encoded = EncodedRecord::default();
+        let mut learn = |at: u32| match encoded.learned.last_mut() {
+            Some(last) if last.end == at => last.end += 1,
+            _ => encoded.learned.push(at..at + 1),
+        };
+        let mut places = places.iter().peekable();
+        for (id, place) in self.tokenizer.encode_with_places(text)? {
+            while places.next_if(|learned| learned.end <= place.start).is_some() {}
+            if places.peek().is_some_and(|learned| learned.start < place.end && place.start < learned.end) {
+                learn(encoded.ids.len() as u32);
+            }
+            encoded.ids.push(id);
+        }
+        if let Some(end) = end {
+            learn(encoded.ids.len() as u32);
+            encoded.ids.push(end);
+        }
+        Ok(encoded)
+    }
+
+    /// A hash that differs between encoders.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3Default::new();
+        let template = self.template.as_ref().map(ChatTemplate::fingerprint);
+        for number in [VERSION, self.tokenizer.fingerprint(), u64::from(template.is_some()), template.unwrap_or(0)] {
+            hash.update(&number.to_le_bytes());
+        }
+        hash.update(&self.end.map_or(u64::MAX, u64::from).to_le_bytes());
+        hash.digest()
+    }
+}
