@@ -4,13 +4,14 @@ use std::sync::OnceLock;
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, Initializer, LayerNorm, Linear, LinearConfig, PaddingConfig2d, RmsNorm,
 };
-use burn::tensor::activation::{hard_swish, relu};
-use burn::tensor::{Device, Tensor};
-use kiln_layers::{NormActivation, conv2d_batch_norm_activated};
+use burn::tensor::activation::{hard_swish, log_softmax, relu};
+use burn::tensor::{Device, Int, Tensor};
+use kiln_layers::{LinearCrossEntropy, NormActivation, conv2d_batch_norm_activated};
 
 /// A function that changes the elements of a layer's input, given as one row. It must keep their number.
 pub type InputMap = Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>;
@@ -96,6 +97,27 @@ pub(crate) fn dropped<const D: usize>(layer: &Dropout, lean: bool, x: Tensor<D>)
 /// as well.
 pub(crate) fn output<T>(result: Result<T, kiln_layers::Error>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The target of a token that is not learned, as in transformers: it adds nothing to a loss, and the mean is over the other tokens.
+pub const NOT_LEARNED: i64 = -100;
+
+/// The loss of an output layer over its tokens, without those that are not learned if there may be such.
+pub(crate) fn token_loss(all: bool) -> LinearCrossEntropy {
+    let loss = LinearCrossEntropy::new();
+    if all { loss } else { loss.with_ignore_index(NOT_LEARNED) }
+}
+
+/// The [loss](token_loss) of logits `[rows, V]`, by burn's own operations.
+pub(crate) fn loss_of_logits(all: bool, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    if all {
+        return CrossEntropyLossConfig::new().init(&targets.device()).forward(logits, targets);
+    }
+    let [rows, _] = logits.dims();
+    let counts = targets.clone().not_equal_elem(NOT_LEARNED).float().cast(logits.dtype());
+    // The class of a token that does not count is any.
+    let picked = log_softmax(logits, 1).gather(1, targets.clamp_min(0).reshape([rows, 1])).reshape([rows]);
+    (picked * counts.clone()).sum().neg() / counts.sum()
 }
 
 /// He-normal by fan-out (He et al. 2015b), as torchvision starts most of its networks.

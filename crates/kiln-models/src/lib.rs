@@ -64,7 +64,7 @@ pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
 pub use decoder::{Decoder, DecoderBlock, DecoderConfig, DecoderHalf, DecoderParts, DecoderReader, Sampling};
 pub use error::Error;
 pub use gpt::{Gpt, GptBlock, GptConfig, GptHalf};
-pub use layers::{InputHook, InputMap, on_layer_input};
+pub use layers::{InputHook, InputMap, NOT_LEARNED, on_layer_input};
 pub use llama::{Llama, LlamaBlock, LlamaConfig, LlamaHalf, Scaling};
 pub use mobilenet::{MobileNet, MobileNetBlock, MobileNetV2Config, MobileNetV3Config};
 pub use resnet::{ResNet, ResNetBlock, ResNetConfig, Stem};

@@ -139,6 +139,17 @@ impl Decoder {
         each!(self, model => model.loss_by_rows(rows, x_btc, targets_bt))
     }
 
+    /// Works as [`loss_by_rows`](Self::loss_by_rows), over the targets that are learned: those that are not
+    /// [`NOT_LEARNED`](crate::NOT_LEARNED). Without a target that is learned it is NaN.
+    pub fn learned_loss_by_rows(
+        &self,
+        rows: Option<Arc<dyn RowParts>>,
+        x_btc: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+    ) -> Tensor<1> {
+        each!(self, model => model.loss_over(false, rows, x_btc, targets_bt))
+    }
+
     /// Turns token ids `[B, T]` into logits `[B, T, V]` of the token after each.
     ///
     /// # Panics

@@ -4,15 +4,14 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
+use kiln_layers::{RowParts, RowWeight};
 
 use super::block::{GptBlock, GptHalf};
 use super::config::GptConfig;
 use crate::Error;
-use crate::layers::{STD, dropped, layer_norm, normal, on_device, output, usable};
+use crate::layers::{STD, dropped, layer_norm, loss_of_logits, normal, on_device, output, token_loss, usable};
 
 /// A causal language model. Build one with [`GptConfig`].
 ///
@@ -147,21 +146,31 @@ impl Gpt {
         x_btc: Tensor<3>,
         targets_bt: Tensor<2, Int>,
     ) -> Tensor<1> {
+        self.loss_over(true, rows, x_btc, targets_bt)
+    }
+
+    /// Works as [`loss_by_rows`](Self::loss_by_rows) over all targets, or over those that are not [`NOT_LEARNED`](crate::NOT_LEARNED).
+    pub(crate) fn loss_over(
+        &self,
+        all: bool,
+        rows: Option<Arc<dyn RowParts>>,
+        x_btc: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+    ) -> Tensor<1> {
         let [b, t, c] = x_btc.dims();
-        let targets = targets_bt.reshape([b * t]);
+        let (loss, targets) = (token_loss(all), targets_bt.reshape([b * t]));
         if let Some(rows) = rows {
             let hidden = self.last_norm(x_btc).reshape([b * t, c]);
             let weight = RowWeight::new(&self.wte.weight, rows);
-            return output(LinearCrossEntropy::new().forward_by_rows(hidden, &weight, targets));
+            return output(loss.forward_by_rows(hidden, &weight, targets));
         }
         if usable(self.lean, &x_btc) {
             let hidden = self.last_norm(x_btc).reshape([b * t, c]);
             let weight_vc = on_device(self.wte.weight.val(), &hidden.device());
-            return output(LinearCrossEntropy::new().forward_by_class(hidden, weight_vc, targets));
+            return output(loss.forward_by_class(hidden, weight_vc, targets));
         }
         let logits_btv = self.head(x_btc).cast(DType::F32);
-        let [_, _, v] = logits_btv.dims();
-        CrossEntropyLossConfig::new().init(&targets.device()).forward(logits_btv.reshape([b * t, v]), targets)
+        loss_of_logits(all, logits_btv.flatten(0, 1), targets)
     }
 
     /// Turns the output of the last block `[B, T, C]` into rows `[B T, C]`, and returns them with the output layer's weight `[C, V]`.

@@ -4,15 +4,14 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm, RmsNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kiln_layers::{LinearCrossEntropy, RowParts, RowWeight};
+use kiln_layers::{RowParts, RowWeight};
 
 use super::block::{LlamaBlock, LlamaHalf, plain_linear};
 use super::config::LlamaConfig;
 use crate::Error;
-use crate::layers::{self, STD, normal, on_device, output, usable};
+use crate::layers::{self, STD, loss_of_logits, normal, on_device, output, token_loss, usable};
 
 /// A causal language model of the Llama family: Llama, Mistral, Qwen2 and Qwen3. Build one with [`LlamaConfig`].
 ///
@@ -142,15 +141,24 @@ impl Llama {
         x_btc: Tensor<3>,
         targets_bt: Tensor<2, Int>,
     ) -> Tensor<1> {
+        self.loss_over(true, rows, x_btc, targets_bt)
+    }
+
+    /// Works as [`loss_by_rows`](Self::loss_by_rows) over all targets, or over those that are not [`NOT_LEARNED`](crate::NOT_LEARNED).
+    pub(crate) fn loss_over(
+        &self,
+        all: bool,
+        rows: Option<Arc<dyn RowParts>>,
+        x_btc: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+    ) -> Tensor<1> {
         let [b, t, c] = x_btc.dims();
         let targets = targets_bt.reshape([b * t]);
         if !usable(self.lean, &x_btc) {
             let logits_btv = self.head(x_btc).cast(DType::F32);
-            let [_, _, v] = logits_btv.dims();
-            let loss = CrossEntropyLossConfig::new().init(&targets.device());
-            return loss.forward(logits_btv.reshape([b * t, v]), targets);
+            return loss_of_logits(all, logits_btv.flatten(0, 1), targets);
         }
-        let (loss, hidden) = (LinearCrossEntropy::new(), self.last_norm(x_btc).reshape([b * t, c]));
+        let (loss, hidden) = (token_loss(all), self.last_norm(x_btc).reshape([b * t, c]));
         let words = &self.embed_tokens.weight;
         output(match (&self.lm_head, rows) {
             (Some(head), _) => loss.forward(hidden.clone(), head.weight.val().cast(hidden.dtype()), None, targets),

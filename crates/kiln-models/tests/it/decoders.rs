@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
-use kiln_models::{Decoder, DecoderConfig, Error, LlamaConfig, SafetensorsModel, Scaling};
+use kiln_models::{Decoder, DecoderConfig, Error, LlamaConfig, NOT_LEARNED, SafetensorsModel, Scaling};
 use safetensors::{Dtype, SafeTensors};
 
 /// The cases. The first is in several files, the second in bf16, the third in f16.
@@ -102,6 +102,29 @@ fn logits_losses_and_gradients_are_those_of_transformers() {
             assert!(off <= 1e-3 * recorded + 1e-6, "{name} of {case}: {norm:e}, expected {recorded:e}");
         }
         assert_eq!(norms.2.len(), expected.keys().filter(|key| key.starts_with("grad_norm.")).count(), "{case}");
+    }
+}
+
+#[test]
+fn a_loss_of_some_targets_is_the_mean_over_these() {
+    let device = Device::flex();
+    for (case, lean) in ["llama", "smollm", "gpt2"].into_iter().flat_map(|case| [true, false].map(|lean| (case, lean)))
+    {
+        let config = DecoderConfig::from_folder(folder(case)).unwrap().with_lean(lean);
+        let model = config.load(folder(case), &device).unwrap();
+        let ids = |ids: [i64; 6]| Tensor::<1, Int>::from_data(ids, &device).reshape([2, 3]);
+        let (inputs, targets) = ([5, 6, 7, 8, 9, 10], [6, 7, 11, 9, 10, 12]);
+        let x_btc = model.blocks().iter().fold(model.embed_by_rows(None, ids(inputs)), |x, block| block.forward(x));
+        let loss = |learned: &[usize]| {
+            let mut some = [NOT_LEARNED; 6];
+            learned.iter().for_each(|at| some[*at] = targets[*at]);
+            host(model.learned_loss_by_rows(None, x_btc.clone(), ids(some)))[0]
+        };
+        let whole = host(model.loss_by_rows(None, x_btc.clone(), ids(targets)))[0];
+        assert_close(case, &[loss(&[0, 1, 2, 3, 4, 5])], &[whole], 1e-6);
+        let some = [1, 2, 4];
+        let mean = some.iter().map(|at| loss(&[*at])).sum::<f32>() / some.len() as f32;
+        assert_close(case, &[loss(&some)], &[mean], 1e-5);
     }
 }
 
