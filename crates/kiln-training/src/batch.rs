@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
-use kiln_data::{ImageBatch, Samples, TextBatch, TileBatch};
+use kiln_data::{DocumentBatch, ImageBatch, Samples, TextBatch, TileBatch, TokenBatch};
 use kiln_recovery::{AttemptOutcome, attempt};
 
 use crate::error::Error;
@@ -86,6 +86,59 @@ impl Batch for TextBatch {
 
     fn weight(&self) -> Weight {
         Weight::Tokens(self.targets())
+    }
+}
+
+/// The mean loss is over the learned tokens.
+impl Batch for DocumentBatch {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice(samples)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        (5 * self.tokens.len() + 4 * self.lengths.len() + 8 * self.ids.len()) as u64
+    }
+
+    fn weight(&self) -> Weight {
+        Weight::Tokens(self.targets())
+    }
+
+    /// The number of tokens of the longest document, rounded up to a power of two: batches up to it take the same memory or less.
+    fn shape_key(&self) -> u64 {
+        self.shape()[1].next_power_of_two() as u64
+    }
+}
+
+/// The mean loss is over the tokens to predict.
+impl Batch for TokenBatch {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice(samples)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        match self {
+            Self::Windows(batch) => batch.host_bytes(),
+            Self::Documents(batch) => batch.host_bytes(),
+        }
+    }
+
+    fn weight(&self) -> Weight {
+        Weight::Tokens(self.targets())
+    }
+
+    fn shape_key(&self) -> u64 {
+        match self {
+            Self::Windows(batch) => batch.shape_key(),
+            Self::Documents(batch) => batch.shape_key(),
+        }
     }
 }
 
@@ -263,6 +316,17 @@ mod tests {
         assert_eq!(part.shape().as_slice(), [2, 3, 2]);
         assert_eq!(part.try_to_vec::<f32>().unwrap(), (6..18).map(|i| i as f32).collect::<Vec<_>>());
         assert_eq!((Batch::len(&data), data.host_bytes()), (4, 96));
+    }
+
+    #[test]
+    fn documents_weigh_as_many_tokens_as_are_learned() {
+        let learned = vec![false, true, true, false, false, false, true];
+        let batch = DocumentBatch { tokens: vec![1; 7], lengths: vec![4, 3], learned, ids: vec![0, 1] };
+        let batch = TokenBatch::from(batch);
+        assert_eq!((batch.weight(), batch.shape_key()), (Weight::Tokens(3), 4));
+        let parts = [0..1, 1..2].map(|part| Batch::slice(&batch, part));
+        assert_eq!(parts.each_ref().map(Batch::weight), [2, 1].map(Weight::Tokens));
+        assert_eq!(parts.iter().map(Batch::host_bytes).sum::<u64>(), batch.host_bytes());
     }
 
     #[test]
