@@ -20,13 +20,14 @@ const KINDS: [Kind; 3] = [Classify::KIND, Segment::KIND, NextToken::KIND];
 const OF_LLAMA: &str = "kv_heads";
 
 /// Settings that hold a path.
-const PATHS: [&[&str]; 8] = [
+const PATHS: [&[&str]; 9] = [
     &["run", "data"],
     &["run", "init"],
     &["run", "from"],
     &["run", "store"],
     &["text", "tokenizer", "bpe"],
     &["text", "tokenizer", "folder"],
+    &["text", "validation"],
     &["compression", "weights"],
     &["compression", "teacher", "checkpoint"],
 ];

@@ -24,7 +24,8 @@ Examples:
   kiln train gpt --data book.txt --context 256
   kiln train gpt --data book.txt --batch-size 64 --memory 300MiB
   kiln train gpt --data book.txt --init gpt2.safetensors --freeze wte
-  kiln train gpt --data book.txt --weights runs/gpt-001 --lora 8";
+  kiln train gpt --data book.txt --weights runs/gpt-001 --lora 8
+  kiln train llm --model data/smollm2 --data chats.jsonl --lora 16";
 
 pub(super) const EVAL_CLASSIFY: &str = "\
 Examples:
@@ -104,7 +105,8 @@ Example:
 pub(super) const SAMPLE: &str = "\
 Examples:
   kiln sample runs/gpt-001
-  kiln sample runs/gpt-001 --prompt Call --tokens 300 --temperature 0.7 --seed 1";
+  kiln sample runs/gpt-001 --prompt Call --tokens 300 --temperature 0.7 --seed 1
+  kiln sample data/smollm2 --chat";
 
 pub(super) const PREDICT: &str = "\
 Examples:

@@ -34,7 +34,7 @@ pub enum Command {
     /// Measure a checkpoint on the held-out part of a data set
     #[command(subcommand)]
     Eval(Eval),
-    /// Write text with the decoder of a run
+    /// Write text with the decoder of a run, or of a Hugging Face folder; chat with it
     Sample(Sample),
     /// Classify or segment images with the model of a run
     Predict(Predict),
@@ -87,8 +87,8 @@ pub enum Train {
     Segment(TrainSegment),
     /// A decoder on text: a GPT, or the model of a Hugging Face folder; also called `llm`
     ///
-    /// A data set is a text file, or a folder of .txt files. Options that are not given come from --config, then from the
-    /// recipe.
+    /// A data set is a text file, or a folder of .txt files; or records, as .jsonl or .csv files: `text`, `prompt` with `completion`, or
+    /// `messages`. Options that are not given come from --config, then from the recipe.
     #[command(alias = "llm", after_help = examples::TRAIN_GPT)]
     Gpt(TrainGpt),
 }

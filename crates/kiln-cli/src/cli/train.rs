@@ -204,6 +204,11 @@ pub(crate) struct GptArgs {
     /// Folder with vocab.json and merges.txt of a GPT-2 BPE [default: a token per byte]
     #[arg(long, value_name = "DIR", value_parser = absolute_path(), help_heading = "Data")]
     pub(crate) tokenizer: Option<PathBuf>,
+    /// Records to evaluate on, beside --data with records [default: a part of --data]
+    ///
+    /// The part is the last twentieth of the records.
+    #[arg(long, value_name = "PATH", value_parser = absolute_path(), help_heading = "Data")]
+    pub(crate) validation: Option<PathBuf>,
     /// Dropout probability [default: 0]
     #[arg(long, value_name = "P", help_heading = "Regularization")]
     pub(crate) dropout: Option<f64>,

@@ -77,6 +77,11 @@ pub struct EvalSegment {
 pub struct Sample {
     #[command(flatten)]
     pub(crate) trained: TrainedArgs,
+    /// Answer messages: one on each line of stdin, or --prompt alone
+    ///
+    /// The model's folder has a chat template, by which each answer is asked for with all of the conversation before it.
+    #[arg(long, conflicts_with = "samples")]
+    pub(crate) chat: bool,
     /// The text to go on from; - reads it from stdin [default: a line break]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,

@@ -39,7 +39,10 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             segment::run(&arguments, settings)
         }
         Eval::Gpt(mut arguments) => {
-            let settings = settings::<NextToken>(&mut arguments)?;
+            let mut settings = settings::<NextToken>(&mut arguments)?;
+            if arguments.data.is_some() {
+                settings.data.text.validation = None; // it belongs to the data of the run
+            }
             let device = device::open(&settings.run.device)?;
             let (tokenizer, task) = next_token::next_token(&settings)?;
             let test = next_token::test_loader(next_token::open(&settings, &tokenizer)?.test, &settings.run)?;

@@ -15,6 +15,10 @@ use crate::pipelines::{GptSettings, load_merged};
 use crate::trained::{simulates_inputs, weights};
 use crate::words::counted;
 
+/// The files of a folder, beside the tokenizer, that say how a conversation is written and where a text ends.
+const OF_FOLDER: [&str; 4] =
+    ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"];
+
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
     let (path, compression) = (weights(trained)?, settings.compression.as_ref());
     let device = device::open(&settings.run.device)?;
@@ -43,7 +47,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
         }
         TokenizerKind::Folder(directory) => {
             folder.copy(&directory.join("tokenizer.json"))?;
-            for file in ["tokenizer_config.json", "generation_config.json"].map(|file| directory.join(file)) {
+            for file in OF_FOLDER.map(|file| directory.join(file)) {
                 if file.is_file() {
                     folder.copy(&file)?;
                 }

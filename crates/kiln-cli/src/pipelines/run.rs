@@ -74,7 +74,7 @@ pub struct Findings {
 }
 
 /// The most samples that a step is recorded with.
-const SAMPLES: usize = 5;
+pub(super) const SAMPLES: usize = 5;
 
 /// One run, ready to be built.
 pub struct Run<P: Pipeline> {
@@ -104,6 +104,8 @@ pub struct Setup<P: Pipeline> {
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
     pub data: TrainTest<Loader<P::Batch>>,
+    /// A batch of the largest samples, if they differ in size: a step is planned with it.
+    pub largest: Option<P::Batch>,
     /// The default settings of the run, as if only the command and the data set were given, if they are known.
     pub defaults: Option<serde_json::Value>,
     /// The settings.
@@ -116,8 +118,8 @@ impl<P: Pipeline> Setup<P> {
     /// Data and settings, without anything to say about them.
     pub(super) fn new(name: &'static str, data: TrainTest<Loader<P::Batch>>, settings: SettingsOf<P>) -> Self {
         let (classes, notes, left_out) = (vec![], vec![], vec![]);
-        let (class_counts, defaults, taken) = (None, None, Taken::default());
-        Self { name, classes, class_counts, notes, left_out, data, defaults, settings, taken }
+        let (class_counts, largest, defaults, taken) = (None, None, None, Taken::default());
+        Self { name, classes, class_counts, notes, left_out, data, largest, defaults, settings, taken }
     }
 }
 
@@ -251,13 +253,18 @@ impl<P: Pipeline> Setup<P> {
         (self.total_steps() == epochs.saturating_mul(self.batches())).then_some(epochs)
     }
 
-    /// Some samples of the first batch, with which steps are recorded, and a bound of the bytes that the loader takes beside a step.
+    /// Some samples, with which steps are recorded, and a bound of the bytes that the loader takes beside a step. They are those of the first
+    /// batch, or the largest ones if samples differ in size.
     ///
     /// # Errors
     /// Those of the loader.
     pub fn sample(&self) -> Result<(P::Batch, u64), Error> {
         use kiln_training::Batch;
 
+        let loader_bytes = self.data.train.peak_bytes().unwrap_or(0);
+        if let Some(largest) = &self.largest {
+            return Ok((largest.slice(0..largest.len()), loader_bytes));
+        }
         let Some(batch) = BatchSource::epoch(&self.data.train, 0, 0).next() else {
             let expected = "at least one batch to plan a step from";
             return Err(Error::InvalidSetting { name: "number of batches", value: "0".into(), expected });
@@ -270,7 +277,7 @@ impl<P: Pipeline> Setup<P> {
             batch = more;
         }
         let sample = batch.slice(0..batch.len().min(SAMPLES));
-        Ok((sample, self.data.train.peak_bytes().unwrap_or(0)))
+        Ok((sample, loader_bytes))
     }
 
     /// Notes in the settings how steps are taken, so that the run resumes in the same way.

@@ -10,7 +10,7 @@ use std::io::Write;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use bytesize::ByteSize;
-use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
+use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch, TokenBatch};
 use kiln_models::{ClassifierConfig, DecoderConfig, UnetConfig, UnetEncoder};
 use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
@@ -109,6 +109,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let (context, vocab) = (config.context(), config.vocab());
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
+            let sample = TokenBatch::Windows(sample);
             let name = format!("{}, {}, vocabulary of {vocab}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
             let mut what = what("gpt", &arguments.plan);

@@ -1,5 +1,6 @@
 //! Generates texts from a prompt that is read once.
 
+use std::cell::Cell;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -10,16 +11,30 @@ use rand::RngExt;
 
 use super::text::Utf8Stream;
 
-/// A decoder that has read a prompt, and the settings of the continuation.
-pub(super) struct Generator<'a> {
+/// A decoder, and the settings of the texts that it writes.
+pub(super) struct Writer<'a> {
+    /// The decoder, before it has read a token.
+    pub(super) reader: DecoderReader<'a>,
+    pub(super) sampling: Sampling,
+    /// The most tokens of a text.
+    pub(super) tokens: usize,
+    /// The bytes of each token.
+    pub(super) bytes: Vec<Vec<u8>>,
+    /// The tokens after which a text ends. They are no part of it.
+    pub(super) stops: Vec<u32>,
+    pub(super) seed: u64,
+    /// Whether the user asks for an end.
+    pub(super) interrupted: Box<dyn Fn() -> bool + 'a>,
+    /// Tokens that were written, and the seconds that they took with their prompts.
+    pub(super) total: Cell<(usize, f64)>,
+}
+
+/// A decoder that has read a prompt.
+pub(super) struct Prompted<'a> {
+    writer: &'a Writer<'a>,
     reader: DecoderReader<'a>,
     /// The logits of the token after the prompt.
     logits: Tensor<1>,
-    sampling: Sampling,
-    /// The bytes of each token.
-    bytes: Vec<Vec<u8>>,
-    seed: u64,
-    prompt_seconds: f64,
 }
 
 /// Whether the consumer of a text still takes more of it.
@@ -33,7 +48,7 @@ pub(super) enum Consumer {
 /// The reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It has all of its tokens.
+    /// It has all of its tokens, or came to its end.
     Done,
     /// The user interrupted it.
     Interrupted,
@@ -49,54 +64,49 @@ pub(super) struct Generated {
     pub(super) end: End,
 }
 
-impl<'a> Generator<'a> {
+impl Writer<'_> {
     /// Reads the prompt `ids`.
-    pub(super) fn new(
-        mut reader: DecoderReader<'a>,
-        ids: &[u32],
-        sampling: Sampling,
-        bytes: Vec<Vec<u8>>,
-        seed: u64,
-    ) -> Result<Self> {
+    pub(super) fn prompt(&self, ids: &[u32]) -> Result<Prompted<'_>> {
         let started = Instant::now();
+        let mut reader = self.reader.clone().with_context(ids.len().saturating_add(self.tokens));
         let logits = reader.read(ids)?;
         numbers(&logits)?; // waits for the device
-        Ok(Self { reader, logits, sampling, bytes, seed, prompt_seconds: started.elapsed().as_secs_f64() })
+        self.note(0, started);
+        Ok(Prompted { writer: self, reader, logits })
     }
 
-    /// The time that the prompt took.
-    pub(super) fn prompt_seconds(&self) -> f64 {
-        self.prompt_seconds
+    fn note(&self, tokens: usize, started: Instant) {
+        let (before, seconds) = self.total.get();
+        self.total.set((before + tokens, seconds + started.elapsed().as_secs_f64()));
     }
+}
 
-    /// Generates text `sample` of up to `tokens` tokens. `tell` gets its characters as soon as they are complete. Each token is a
-    /// function of the prompt, the seed, the sample and the tokens before it.
-    pub(super) fn generate(
-        &self,
-        sample: usize,
-        tokens: usize,
-        stop: impl Fn() -> bool,
-        mut tell: impl FnMut(&str) -> Result<Consumer>,
-    ) -> Result<Generated> {
-        let started = Instant::now();
+impl Prompted<'_> {
+    /// Generates text `sample`. `tell` gets its characters as soon as they are complete. Each token is a function of the prompt, the seed, the
+    /// sample and the tokens before it.
+    pub(super) fn generate(&self, sample: usize, mut tell: impl FnMut(&str) -> Result<Consumer>) -> Result<Generated> {
+        let (started, writer) = (Instant::now(), self.writer);
         let (mut reader, mut logits) = (self.reader.clone(), self.logits.clone());
         let (mut stream, mut generated) = (Utf8Stream::default(), 0);
         let (mut text, mut end) = (String::new(), End::Done);
-        while generated < tokens {
-            if stop() {
+        while generated < writer.tokens {
+            if (writer.interrupted)() {
                 end = End::Interrupted;
                 break;
             }
-            let uniform = sample_rng(self.seed, sample as u64, generated as u64).random::<f64>();
-            let token = self.sampling.choose(&numbers(&logits)?, uniform)?;
+            let uniform = sample_rng(writer.seed, sample as u64, generated as u64).random::<f64>();
+            let token = writer.sampling.choose(&numbers(&logits)?, uniform)?;
+            if writer.stops.contains(&(token as u32)) {
+                break;
+            }
             generated += 1;
-            let piece = stream.push(self.bytes.get(token).map_or(&[][..], Vec::as_slice));
+            let piece = stream.push(writer.bytes.get(token).map_or(&[][..], Vec::as_slice));
             text += &piece;
             if tell(&piece)? == Consumer::Closed {
                 end = End::Closed;
                 break;
             }
-            if generated < tokens {
+            if generated < writer.tokens {
                 logits = reader.read(&[token as u32])?;
             }
         }
@@ -105,6 +115,7 @@ impl<'a> Generator<'a> {
         if end != End::Closed && tell(&rest)? == Consumer::Closed {
             end = End::Closed;
         }
+        writer.note(generated, started);
         Ok(Generated { text, tokens: generated, seconds: started.elapsed().as_secs_f64(), end })
     }
 }

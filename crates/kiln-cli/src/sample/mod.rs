@@ -1,16 +1,19 @@
-//! `sample`: generates text with the decoder of a run.
+//! `sample`: generates text with the decoder of a run or of a folder, and chats with it.
 
+mod chat;
+mod folder;
 mod generate;
 mod output;
 mod stored;
 mod text;
 
+use std::cell::Cell;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
-use kiln_data::printable;
+use kiln_data::{Tokenizer, TokenizerKind, printable};
 use kiln_models::{Decoder, Sampling};
 use rand::RngExt;
 
@@ -23,14 +26,18 @@ use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
 use crate::words::counted;
 
-use generate::{End, Generated, Generator};
+use folder::{stops, untrained};
+use generate::{End, Writer};
 use output::Output;
 use stored::stored;
 
 pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
-    let sampling = sampling(arguments)?;
-    let run = &arguments.trained.run;
-    let settings = match Trained::open(&arguments.trained)? {
+    let (sampling, run) = (sampling(arguments)?, &arguments.trained.run);
+    let untrained = untrained(&arguments.trained)?;
+    let is_trained = untrained.is_none();
+    let settings = match untrained
+        .map_or_else(|| Trained::open(&arguments.trained), |of| Ok(Trained::Gpt(Box::new(of))))?
+    {
         Trained::Gpt(settings) => settings,
         other => bail!(Usage(format!(
             "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` classifies or segments images",
@@ -40,39 +47,58 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
         ))),
     };
     let (tokenizer, _) = next_token(&settings)?;
+    let kind = &settings.data.text.tokenizer;
+    let template = arguments.chat.then(|| chat::template(kind)).transpose()?;
+    // A vocabulary without a tokenizer.json has no special tokens in a text.
+    let ends = template.is_some() || matches!(kind, TokenizerKind::Folder(_));
+    let stops = if ends { stops(kind, &tokenizer)? } else { vec![] };
     let prompt = text::prompt(arguments)?;
-    let ids = tokenizer.encode(&prompt)?;
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
-    let (streamed, model) = match stored(&settings, &arguments.trained, &device)? {
-        Some((streamed, model)) => (Some(streamed), model),
-        None => (None, in_memory(&settings, arguments, &device)?),
+    let (streamed, model) = match (is_trained, stored(&settings, &arguments.trained, &device)?) {
+        (_, Some((streamed, model))) => (Some(streamed), model),
+        (true, None) => (None, in_memory(&settings, arguments, &device)?),
+        (false, None) => (None, settings.model.load(run, &device)?),
     };
     let interrupt = Interrupt::listen()?;
 
     let seed = arguments.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
-    let reader = reader(&model, streamed.as_ref()).with_context(ids.len().saturating_add(arguments.tokens));
-    let reader = if arguments.no_cache { reader.without_cache() } else { reader };
-    let generator = Generator::new(reader, &ids, sampling, tokenizer.token_bytes(), seed)?;
-    let output = Output::new(arguments.json, &prompt);
-    let (mut tokens, mut seconds) = (0, generator.prompt_seconds());
-    let mut end = End::Done;
-    for sample in 0..arguments.samples {
-        output.begin(sample)?;
-        let stop = || interrupt.requested();
-        let generated: Generated = generator.generate(sample, arguments.tokens, stop, |text| output.text(text))?;
-        (tokens, seconds) = (tokens + generated.tokens, seconds + generated.seconds);
-        end = generated.end;
-        output.end(sample, &generated, seed)?;
-        if end != End::Done {
-            break;
-        }
-    }
+    let reader = reader(&model, streamed.as_ref());
+    let writer = Writer {
+        reader: if arguments.no_cache { reader.without_cache() } else { reader },
+        sampling,
+        tokens: arguments.tokens,
+        bytes: tokenizer.token_bytes(),
+        stops,
+        seed,
+        interrupted: Box::new(|| interrupt.requested()),
+        total: Cell::default(),
+    };
+    let end = match &template {
+        Some(template) => chat::chat(&writer, &tokenizer, template, prompt, arguments.json)?,
+        None => texts(&writer, &tokenizer, prompt.as_deref().unwrap_or(text::NONE), arguments)?,
+    };
     if end != End::Closed {
-        let speed = tokens as f64 / seconds;
+        let (tokens, seconds) = writer.total.get();
+        let speed = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
         tracing::info!("{} in {seconds:.1} s, {speed:.0} tokens/s; --seed {seed}", counted(tokens, "token"));
     }
     Ok(if end == End::Interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// Writes continuations of `prompt`. Returns why the last one ended.
+fn texts(writer: &Writer<'_>, tokenizer: &Tokenizer, prompt: &str, arguments: &Sample) -> Result<End> {
+    let prompted = writer.prompt(&tokenizer.encode(prompt)?)?;
+    let output = Output::new(arguments.json, prompt);
+    for sample in 0..arguments.samples {
+        output.begin(sample)?;
+        let generated = prompted.generate(sample, |text| output.text(text))?;
+        output.end(sample, &generated, writer.seed)?;
+        if generated.end != End::Done {
+            return Ok(generated.end);
+        }
+    }
+    Ok(End::Done)
 }
 
 /// The model with its weights.

@@ -10,12 +10,12 @@ use crate::usage::Usage;
 use kiln_data::printable;
 
 /// The prompt if none is given, as in nanoGPT.
-const NONE: &str = "\n";
+pub(super) const NONE: &str = "\n";
 
-/// The prompt of the arguments.
-pub(super) fn prompt(arguments: &Sample) -> Result<String> {
+/// The prompt of the arguments, if they have one.
+pub(super) fn prompt(arguments: &Sample) -> Result<Option<String>> {
     let (text, whence) = match (arguments.prompt.as_deref(), arguments.prompt_file.as_deref()) {
-        (None, None) => return Ok(NONE.into()),
+        (None, None) => return Ok(None),
         (Some("-"), _) => (stdin()?, "stdin".to_owned()),
         (Some(text), _) => (text.to_owned(), "--prompt".to_owned()),
         (None, Some(file)) if file == Path::new("-") => (stdin()?, "stdin".to_owned()),
@@ -27,7 +27,7 @@ pub(super) fn prompt(arguments: &Sample) -> Result<String> {
     };
     match text.is_empty() {
         true => bail!(Usage(format!("the prompt of {whence} is empty, expected at least one character"))),
-        false => Ok(text),
+        false => Ok(Some(text)),
     }
 }
 
@@ -37,7 +37,11 @@ fn stdin() -> Result<String> {
     decoded(bytes, "stdin")
 }
 
-fn decoded(bytes: Vec<u8>, whence: &str) -> Result<String> {
+/// The text of bytes that `whence` has.
+///
+/// # Errors
+/// [`Usage`] when they are not UTF-8.
+pub(super) fn decoded(bytes: Vec<u8>, whence: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         Usage(format!("the prompt of {whence} is not UTF-8 at byte {at}, expected text")).into()

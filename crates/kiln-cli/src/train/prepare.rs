@@ -170,6 +170,7 @@ impl TrainGpt {
         if own.context == Some(0) {
             bail!(Usage("--context is 0, expected at least 1 token".into()));
         }
+        settings.data.text.validation = own.validation.clone().or(settings.data.text.validation.take());
         let lean = !self.call.stock_layers && settings.model.is_lean();
         match (own.model.as_deref(), own.model.as_deref().and_then(next_token::folder)) {
             (_, Some(folder)) => {

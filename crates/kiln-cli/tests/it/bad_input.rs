@@ -18,7 +18,7 @@ fn data_that_is_not_there_or_not_data() {
     fs::write(at.join("broken/cat/2.png"), "no image").unwrap();
     fs::write(at.join("latin1.txt"), [0x63, 0x61, 0x66, 0xe9, 0x0a]).unwrap();
     fs::write(at.join("short.txt"), "too short").unwrap();
-    fs::write(at.join("chat.jsonl"), "{\"text\": \"a line\"}\n".repeat(99)).unwrap();
+    fs::write(at.join("chat.json"), "{\"text\": \"a line\"}\n".repeat(99)).unwrap();
 
     let resnet = |data: &'static str| ["train", "resnet", "--out", "run", "--data", data];
     refused(at, &resnet("short.txt"), 1, &["short.txt", "it is a file, expected a directory per class"]);
@@ -39,7 +39,7 @@ fn data_that_is_not_there_or_not_data() {
     let gpt = |data: &'static str| ["train", "gpt", "--out", "run-gpt", "--data", data];
     refused(at, &gpt("absent.txt"), 1, &["absent.txt", "No such file"]);
     refused(at, &gpt("texts"), 1, &["texts", "expected files ending in .txt"]);
-    refused(at, &gpt("chat.jsonl"), 1, &["chat.jsonl", "it has records, expected plain text", ".txt"]);
+    refused(at, &gpt("chat.json"), 1, &["chat.json", "it has records, expected plain text", ".txt", ".jsonl"]);
     refused(at, &gpt("latin1.txt"), 1, &["latin1.txt", "UTF-8"]);
     assert!(!stderr(&output(at, &gpt("latin1.txt"))).contains("--bad-samples"), "a text is not left out");
     refused(at, &["load", "broken"], 1, &["broken/cat/2.png", "--bad-samples skip:N"]);

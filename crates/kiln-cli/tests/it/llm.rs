@@ -1,11 +1,14 @@
 //! `train llm`: the model of a Hugging Face folder, from its configuration to an exported folder.
 
 use std::fs;
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use kiln_models::DecoderConfig;
+use serde_json::{Value, json};
 
-use super::support::{config, done, fixture, json_lines, refused, results, stderr, text, weights};
+use super::support::{config, done, fixture, json_lines, kiln, lines, refused, results, stderr, text, weights};
 
 fn small() -> String {
     fixture("decoders/smollm").to_str().unwrap().to_owned()
@@ -112,4 +115,148 @@ fn folders_and_options_that_do_not_fit_are_refused_and_nothing_is_written() {
         refused(at, &[&run[..], &options].concat(), code, &[expected]);
         assert!(!at.join("run").exists(), "{options:?}");
     }
+}
+
+/// The fixture's model in a folder of its own, with the chat template of SmolLM2 and its tokens.
+fn with_template(at: &Path) -> PathBuf {
+    let folder = at.join("model");
+    fs::create_dir(&folder).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(fixture("decoders/smollm").join(file), folder.join(file)).unwrap();
+    }
+    let recorded: Value = serde_json::from_slice(&fs::read(fixture("decoders/chats.json")).unwrap()).unwrap();
+    let templates = recorded["templates"].as_array().unwrap();
+    let smollm = templates.iter().find(|case| case["name"] == "smollm2").unwrap();
+    let config = json!({ "chat_template": smollm["template"], "eos_token": { "content": "<|im_end|>" } });
+    fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// A file of JSON lines.
+fn written(at: &Path, name: &str, records: impl IntoIterator<Item = Value>) -> String {
+    let lines: Vec<String> = records.into_iter().map(|record| record.to_string()).collect();
+    fs::write(at.join(name), lines.join("\n")).unwrap();
+    name.to_owned()
+}
+
+fn chat(turns: &[&str]) -> Value {
+    let roles = ["user", "assistant"];
+    let turns = turns.iter().enumerate().map(|(turn, text)| json!({ "role": roles[turn % 2], "content": text }));
+    json!({ "messages": turns.collect::<Vec<_>>() })
+}
+
+#[test]
+fn a_model_learns_the_answers_of_conversations_and_gives_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let model = with_template(at);
+    let turns = ["Where is the whale?", "In the sea.", "Which sea?", "The South Sea."];
+    let data =
+        written(at, "chats.jsonl", (0..40).map(|number| chat(if number % 2 == 0 { &turns } else { &turns[..2] })));
+    let run =
+        ["train", "llm", "--model", model.to_str().unwrap(), "--data", &data, "--context", "96", "--batch-size", "4"];
+    let quick = ["--learning-rate", "0.01", "--max-steps", "90", "--epochs", "20", "--out", "run"];
+    done(at, &[&run[..], &quick].concat());
+
+    // Both sides of a conversation on stdin, in the run, in a folder that was exported, and in one with a message alone.
+    done(at, &["export", "run", "--out", "exported"]);
+    for of in ["run", "exported"] {
+        let answers =
+            answered(at, &["sample", of, "--chat", "--temperature", "0"], "Where is the whale?\n\nWhich sea?\n");
+        assert_eq!(answers, "In the sea.\nThe South Sea.\n", "{of}");
+    }
+    let one = ["sample", "run", "--chat", "--prompt", "Where is the whale?", "--temperature", "0"];
+    let lines = json_lines(at, &one);
+    assert_eq!((lines.len(), lines[0]["text"].as_str()), (1, Some("In the sea.")), "{lines:?}");
+    // The end of an answer ends a text too.
+    let prompt = "<|im_start|>user\nWhere is the whale?<|im_end|>\n<|im_start|>assistant\n";
+    let lines = json_lines(at, &["sample", "exported", "--prompt", prompt, "--temperature", "0"]);
+    assert!(lines[0]["text"].as_str().is_some_and(|text| text.ends_with("In the sea.")), "{lines:?}");
+
+    let measured = results(at, &["eval", "llm", "--checkpoint", "run"]);
+    assert!(measured["perplexity"].as_f64().is_some_and(|value| value < 1.5), "{measured}");
+    assert_eq!(measured["samples"].as_u64(), Some(2), "a twentieth of the records is held out");
+}
+
+/// What the program prints when it reads `input`.
+fn answered(at: &Path, arguments: &[&str], input: &str) -> String {
+    let mut child = kiln(at, arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{arguments:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_step_on_records_is_the_same_in_micro_batches_and_counts_learned_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let model = with_template(at);
+    let prompt = |number: usize| "How many whales? ".repeat(1 + number % 3);
+    let completions =
+        (0..24).map(|number| json!({ "prompt": prompt(number), "completion": "whale ".repeat(1 + number % 5) }));
+    let data = written(at, "records.jsonl", completions);
+    let other = written(at, "other.jsonl", [json!({ "text": "Call me Ishmael." }), chat(&["Who?", "Ishmael."])]);
+    let run =
+        ["train", "llm", "--model", model.to_str().unwrap(), "--data", &data, "--batch-size", "6", "--max-steps", "3"];
+    let context = ["--context", "96", "--validation", &other];
+    let ways = [
+        ("whole", &[][..]),
+        ("parts", &["--micro-batch", "1"]),
+        ("burn", &["--stock-layers"]),
+        ("exact", &["--exact"]),
+    ];
+    for (name, options) in ways {
+        done(at, &[&run[..], &context, &["--out", name], options].concat());
+    }
+    let losses = |name: &str| {
+        let all = lines(&at.join(name).join("metrics.jsonl"));
+        all.iter().filter_map(|line| line["loss"].as_f64()).collect::<Vec<_>>()
+    };
+    let whole = losses("whole");
+    assert_eq!(whole.len(), 3);
+    for name in ["parts", "burn", "exact"] {
+        let close = whole.iter().zip(losses(name)).all(|(one, other)| (one - other).abs() < 1e-4 * one);
+        assert!(close, "{name}: {:?}, {whole:?}", losses(name));
+    }
+    assert_eq!(results(at, &["eval", "llm", "--checkpoint", "whole"])["samples"].as_u64(), Some(2));
+    done(at, &["train", "llm", "--resume", "whole", "--max-steps", "4"]);
+
+    // Within a budget, and with a context that leaves records out, which is said once.
+    let budget = ["--memory", "400MiB", "--context", "8", "--out", "short"];
+    let log = stderr(&done(at, &[&run[..], &budget].concat()));
+    assert_eq!(log.matches("left out, which have no token to learn within 8 tokens").count(), 1, "{log}");
+    // A GPT without a folder reads records too, byte by byte.
+    done(at, &["train", "gpt", "--data", &data, "--context", "64", "--max-steps", "2", "--out", "bytes"]);
+}
+
+#[test]
+fn records_and_chats_that_do_not_fit_are_refused_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let (model, plain) = (with_template(at), small());
+    let good = || chat(&["Where?", "There."]);
+    written(at, "good.jsonl", [good(), good(), good()]);
+    written(at, "bad.jsonl", [good(), json!({ "texts": "a" })]);
+    written(at, "asked.jsonl", [good(), chat(&["Where?"])]);
+    written(at, "one.jsonl", [good()]);
+    fs::write(at.join("bad.csv"), "question,answer\n1,2\n").unwrap();
+    let book = text(at, 40_000).to_str().unwrap().to_owned();
+    let of = model.to_str().unwrap();
+    for (model, options, code, expected) in [
+        (of, &["--data", "bad.jsonl"][..], 1, "bad.jsonl', line 2: it has none of the fields `text`"),
+        (of, &["--data", "asked.jsonl"], 1, "asked.jsonl', line 2: conversation: no message has the role `assistant`"),
+        (of, &["--data", "bad.csv"], 1, "bad.csv', line 1: the columns are `question`, `answer`"),
+        (of, &["--data", "one.jsonl"], 2, "documents is 1, expected at least 2"),
+        (of, &["--data", "good.jsonl", "--validation", "bad.jsonl"], 1, "bad.jsonl', line 2"),
+        (of, &["--data", "good.jsonl", "--context", "4"], 2, "without a token that is learned"),
+        (of, &["--data", &book, "--validation", "good.jsonl"], 2, "expected --data with records beside it"),
+        (&*plain, &["--data", "good.jsonl"], 1, "line 1: conversation: the tokenizer has no chat template"),
+    ] {
+        let run = ["train", "llm", "--model", model, "--out", "run", "--max-steps", "1"];
+        refused(at, &[&run[..], options].concat(), code, &[expected]);
+        assert!(!at.join("run").exists(), "{options:?}");
+    }
+    refused(at, &["sample", &plain, "--chat", "--prompt", "Hi"], 2, &["--chat needs a chat template", "has none"]);
+    refused(at, &["sample", at.to_str().unwrap(), "--chat"], 1, &["no config.toml"]);
 }

@@ -1,4 +1,4 @@
-//! Text that a decoder writes as a continuation of the held-out text's beginning, for the report of its run.
+//! Text that a decoder writes as a continuation of held-out data, for the report of its run.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,12 @@ use anyhow::{Context, Result};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use kiln_checkpointing::Streamed;
-use kiln_data::{TextTokens, Tokenizer, TokenizerKind, sample_rng};
+use kiln_data::{Tokenizer, TokenizerKind, sample_rng};
 use kiln_models::{Decoder, DecoderParts, DecoderReader, Sampling};
 use kiln_report::Text;
 use rand::RngExt;
 
+use super::data::TokenData;
 use crate::pipelines::run::{Finder, Findings};
 
 /// The most tokens to write, and the time limit.
@@ -25,12 +26,12 @@ const TEMPERATURE: f64 = 0.8;
 /// Tokens are drawn from this many of the likeliest.
 const TOP: usize = 40;
 
-/// Lets a model continue the first window of `text`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
+/// Lets a model continue the beginning of `data`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
 /// and its run is complete without this text. The tokenizer is opened then: it would take memory during the run.
-pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> Finder<Decoder> {
+pub(super) fn finder(data: TokenData, tokenizer: TokenizerKind, seed: u64) -> Finder<Decoder> {
     Box::new(move |subject| {
-        let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
-        let prompt = &prompt[..prompt.len().min(PROMPT)];
+        let (prompt, of) = beginning(&data).context("cannot read the held-out data")?;
+        let prompt = prompt.as_slice();
         let opened = Tokenizer::open(&tokenizer).context("cannot open the tokenizer");
         let (tokenizer, written) =
             match opened.and_then(|opened| Ok((opened, write(subject.model, subject.streamed, prompt, seed)?))) {
@@ -45,13 +46,27 @@ pub(super) fn finder(text: TextTokens, tokenizer: TokenizerKind, seed: u64) -> F
             prompt: decoded(&tokenizer, prompt),
             written: decoded(&tokenizer, &written),
             note: format!(
-                "Grey: {} tokens of the held-out text. Black: {count} tokens of the model, temperature {TEMPERATURE}, top {TOP}, \
+                "Grey: {} tokens of {of}. Black: {count} tokens of the model, temperature {TEMPERATURE}, top {TOP}, \
                  seed {seed}.",
                 prompt.len()
             ),
         };
         Ok(Findings { text: Some(text), ..Findings::default() })
     })
+}
+
+/// The first tokens of a text, or those of a record before the first one that is learned, and where they are from.
+fn beginning(data: &TokenData) -> Result<(Vec<u32>, &'static str)> {
+    let (mut tokens, end, of) = match data {
+        TokenData::Text(text) => (Dataset::get(text, 0)?, PROMPT, "the held-out text"),
+        TokenData::Records(documents) => {
+            let first = documents.learned(0).next().map_or(1, |learned| learned.start as usize);
+            // Of a text all is learned.
+            (documents.get(0)?, if first > 1 { first } else { PROMPT }, "a held-out record")
+        }
+    };
+    tokens.truncate(end);
+    Ok((tokens, of))
 }
 
 /// A reader of a model, some of whose parameters may be in a store: it brings in half a block after the other for each token.

@@ -1,66 +1,27 @@
 //! Language modelling with a decoder: a GPT, or the model of a Hugging Face folder.
 
 mod continuation;
+mod data;
 mod model;
 mod settings;
 mod task;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::Device;
-use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TrainTest};
 use kiln_models::DecoderConfig;
 use kiln_training::InitialValues;
 
-use crate::host::cache_directory;
-use crate::pipelines::run::{Run, Setup};
-use crate::pipelines::settings::RunSettings;
+use crate::device;
+use crate::pipelines::run::{Run, SAMPLES, Setup};
 use crate::pipelines::teacher::TeacherModel;
-use crate::{device, fixtures};
+use crate::usage::Usage;
+use data::loaders;
 
 pub(crate) use continuation::reader;
+pub use data::{TokenData, open, test_loader};
 pub(crate) use model::{begin_with, folder, named, of_folder, rate};
 pub use settings::{GptSettings, Text, TextSettings, fixture_recipe, recipe};
 pub use task::{NextToken, next_token};
-
-/// Opens the text that the settings name, or the fixture if they name none. Its tokens are kept in the user's cache.
-///
-/// # Errors
-/// Those of [`kiln_data::open_text`].
-pub fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<TextTokens>> {
-    let (length, held_out) = (settings.model.context(), settings.data.text.held_out);
-    let fixture = || fixtures::data_set("moby-dick/moby-dick.txt", "data/sotu after `kiln fetch sotu`");
-    let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
-    if let Some(cache) = cache_directory() {
-        match kiln_data::open_text_cached(&path, tokenizer, length, held_out, cache.join("tokens")) {
-            // Without a cache directory the tokens stay in memory, and are made again next time.
-            Err(error @ kiln_data::Error::Write { .. }) => tracing::debug!("{error}"),
-            opened => return Ok(opened?),
-        }
-    }
-    Ok(kiln_data::open_text(path, tokenizer, length, held_out)?)
-}
-
-/// Batches of a text's two parts.
-fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
-    let (text, seed) = (data.train, run.seed);
-    let config = run
-        .loader(text.len())
-        .with_order(Order::Shuffled { seed })
-        .with_replica(run.replica)
-        .with_remainder(Remainder::Drop);
-    let config = config.with_batch_size(run.batch_size);
-    let train = TextBatch::loader(text, Some(seed), config)?;
-    Ok(TrainTest { train, test: test_loader(data.test, run)? })
-}
-
-/// Batches of the part for evaluation.
-///
-/// # Errors
-/// Those of the loader.
-pub fn test_loader(text: TextTokens, run: &RunSettings) -> Result<Loader<TextBatch>> {
-    let config = run.loader(text.len());
-    Ok(TextBatch::loader(text, None, config)?)
-}
 
 /// The run of the settings, and its device.
 ///
@@ -69,6 +30,11 @@ pub fn test_loader(text: TextTokens, run: &RunSettings) -> Result<Loader<TextBat
 pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
     let (tokenizer, task) = next_token(&settings)?;
     let data = open(&settings, &tokenizer)?;
+    let largest = data.train.largest(SAMPLES)?;
+    let has_teacher = settings.compression.as_ref().is_some_and(|compression| compression.teacher.is_some());
+    if has_teacher && largest.is_some() {
+        bail!(Usage("a model learns from a teacher on text, expected --data with a text and not with records".into()));
+    }
     settings.run.fit_batch(data.train.len())?;
     let device = device::open(settings.run.own_device())?;
     let model = settings.model.clone();
@@ -83,7 +49,8 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
         move |device: &Device| config.init(device)
     })?;
     let findings = continuation::finder(data.test.clone(), settings.data.text.tokenizer.clone(), settings.run.seed);
-    let setup = Setup::new("gpt", loaders(data, &settings.run)?, settings);
+    let mut setup = Setup::new("gpt", loaders(data, &settings.run)?, settings);
+    setup.largest = largest;
     let words = initial_words(&model);
     Ok((Run::new(task.taught(teacher), move |device| model.init(device), words, findings, setup), device))
 }

@@ -1,5 +1,7 @@
 //! The settings of a decoder of text, and their defaults.
 
+use std::path::PathBuf;
+
 use kiln_data::TokenizerKind;
 use kiln_models::{DecoderConfig, GptConfig};
 use kiln_training::{OptimizerConfig, ScheduleConfig};
@@ -24,8 +26,11 @@ pub struct Text {
 pub struct TextSettings {
     /// The tokenizer.
     pub tokenizer: TokenizerKind,
-    /// Fraction at the end of the text that is held out.
+    /// Fraction at the end of the text, or of the records, that is held out.
     pub held_out: f64,
+    /// Records that are held out in place of a part of the data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<PathBuf>,
 }
 
 /// The recipe for the book in fixtures/: a thousand small steps, which 2 CPU cores take in about two minutes.
@@ -40,7 +45,7 @@ pub fn fixture_recipe() -> GptSettings {
 pub fn recipe() -> GptSettings {
     GptSettings {
         run: RunSettings { clip_norm: Some(1.0), workers: 1, ..RunSettings::new(1, 8) },
-        data: Text { text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05 } },
+        data: Text { text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05, validation: None } },
         model: DecoderConfig::Gpt(GptConfig::tiny(256, 64)),
         optimizer: OptimizerConfig::adamw(),
         schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },

@@ -1,12 +1,15 @@
 //! The task of language modelling.
 // B batch, T time, C width
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_compression::Teacher;
-use kiln_data::{TextBatch, Tokenizer, TokenizerKind};
-use kiln_models::{Decoder, DecoderBlock, DecoderConfig, DecoderHalf};
+use kiln_data::{TokenBatch, Tokenizer, TokenizerKind};
+use kiln_layers::RowParts;
+use kiln_models::{Decoder, DecoderBlock, DecoderConfig, DecoderHalf, NOT_LEARNED};
 use kiln_training::{Goal, Metric, Metrics, Pass, Task, perplexity};
 
 use super::settings::{GptSettings, Text};
@@ -14,7 +17,7 @@ use crate::pipelines::pipeline::{Chained, Kind, Pipeline};
 use crate::pipelines::teacher::TeacherModel;
 use crate::usage::Usage;
 
-/// The task of language modelling: cross-entropy of the next token. Evaluation also reports it per byte of text, which does not depend on
+/// The task of language modelling: cross-entropy of the next token, over all of a text or over the learned tokens of records. Evaluation also reports it per byte of text, which does not depend on
 /// the tokenizer.
 pub struct NextToken {
     /// The number of bytes of each token.
@@ -27,6 +30,8 @@ pub struct NextToken {
 #[derive(Clone)]
 pub struct Targets {
     next_bt: Tensor<2, Int>,
+    /// Whether all of them are learned.
+    all: bool,
     taught: Option<Teacher>,
 }
 
@@ -38,15 +43,15 @@ impl Tensors for Targets {
             }
             taught => taught, // no other one is made here
         });
-        Self { next_bt: map.int(self.next_bt), taught }
+        Self { next_bt: map.int(self.next_bt), taught, ..self }
     }
 }
 
 impl Task for NextToken {
     type Model = Decoder;
-    type Batch = TextBatch;
+    type Batch = TokenBatch;
 
-    fn loss(&self, pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Tensor<1> {
+    fn loss(&self, pass: &Pass<'_, Decoder>, batch: &TokenBatch) -> Tensor<1> {
         match &self.teacher {
             Some(_) => self.chain_loss(pass, batch),
             None => mean_loss(pass, batch),
@@ -57,10 +62,9 @@ impl Task for NextToken {
         self.teacher.as_ref().map_or(0, TeacherModel::bytes)
     }
 
-    fn metrics(&self, pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Metrics {
+    fn metrics(&self, pass: &Pass<'_, Decoder>, batch: &TokenBatch) -> Metrics {
         let mean = mean_loss(pass, batch);
-        let windows = batch.tokens.chunks_exact(batch.shape[1]);
-        let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
+        let bytes: u32 = batch.target_ids().into_iter().map(|id| self.byte_lengths[id as usize]).sum();
         let tokens = batch.targets();
         let nats = mean * tokens as f64;
         let per_byte = Metric::mean(nats.clone(), bytes as usize).finished_by(|nats| nats / std::f64::consts::LN_2);
@@ -85,14 +89,14 @@ impl Chained for NextToken {
     type X = Tensor<3>;
     type Target = Targets;
 
-    fn begin(&self, model: &Decoder, batch: &TextBatch, device: &Device) -> (Tensor<3>, Targets) {
-        let (inputs_bt, next_bt) = batch.to_device(device);
+    fn begin(&self, model: &Decoder, batch: &TokenBatch, device: &Device) -> (Tensor<3>, Targets) {
+        let (inputs_bt, next_bt) = batch.to_device(NOT_LEARNED, device);
         let taught = self.teacher.as_ref().map(|teacher| {
             let model = teacher.on(device);
             let (hidden, weight) = model.output(model.features(inputs_bt.clone()));
             Teacher::Linear { hidden, weight }
         });
-        (model.embed_by_rows(None, inputs_bt), Targets { next_bt, taught })
+        (model.embed_by_rows(None, inputs_bt), Targets { next_bt, all: batch.learns_all(), taught })
     }
 
     fn blocks(&self, model: &Decoder) -> Vec<DecoderBlock> {
@@ -103,23 +107,23 @@ impl Chained for NextToken {
         block.forward(x_btc)
     }
 
-    fn end(&self, model: &Decoder, x_btc: Tensor<3>, Targets { next_bt, taught }: Targets) -> Tensor<1> {
+    fn end(&self, model: &Decoder, x_btc: Tensor<3>, Targets { next_bt, all, taught }: Targets) -> Tensor<1> {
         match (&self.teacher, taught) {
             (Some(teacher), Some(taught)) => {
                 let (hidden, weight) = model.output(x_btc.clone());
                 let taught = teacher.loss.forward_linear(hidden, weight, taught);
                 // The vocabularies were compared when the teacher was loaded.
                 let taught = taught.unwrap_or_else(|error| panic!("{error}"));
-                taught * teacher.share + model.loss_by_rows(None, x_btc, next_bt) * (1.0 - teacher.share)
+                taught * teacher.share + loss(model, all, None, x_btc, next_bt) * (1.0 - teacher.share)
             }
-            _ => model.loss_by_rows(None, x_btc, next_bt),
+            _ => loss(model, all, None, x_btc, next_bt),
         }
     }
 }
 
 /// The mean cross-entropy of the next token. Where the model is in a store, its embedding is read by rows, and blocks run in halves.
-fn mean_loss(pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Tensor<1> {
-    let (inputs_bt, targets_bt) = batch.to_device(pass.device());
+fn mean_loss(pass: &Pass<'_, Decoder>, batch: &TokenBatch) -> Tensor<1> {
+    let (inputs_bt, targets_bt) = batch.to_device(NOT_LEARNED, pass.device());
     let model = pass.model();
     let rows = model.words().and_then(|words| pass.rows(words));
     let x_btc = model.embed_by_rows(rows.clone(), inputs_bt);
@@ -127,7 +131,21 @@ fn mean_loss(pass: &Pass<'_, Decoder>, batch: &TextBatch) -> Tensor<1> {
         Some(halves) => pass.chain(&halves, x_btc, DecoderHalf::forward),
         None => pass.chain(&model.blocks(), x_btc, DecoderBlock::forward),
     };
-    model.loss_by_rows(rows, x_btc, pass.to_device(targets_bt))
+    loss(model, batch.learns_all(), rows, x_btc, pass.to_device(targets_bt))
+}
+
+/// The mean cross-entropy over all targets, or over those that are learned.
+fn loss(
+    model: &Decoder,
+    all: bool,
+    rows: Option<Arc<dyn RowParts>>,
+    x_btc: Tensor<3>,
+    targets_bt: Tensor<2, Int>,
+) -> Tensor<1> {
+    match all {
+        true => model.loss_by_rows(rows, x_btc, targets_bt),
+        false => model.learned_loss_by_rows(rows, x_btc, targets_bt),
+    }
 }
 
 impl NextToken {

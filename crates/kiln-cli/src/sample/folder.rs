@@ -1,0 +1,46 @@
+//! The model of a Hugging Face folder that was never trained here, and the tokens after which a text ends.
+
+use std::path::Path;
+
+use anyhow::Result;
+use kiln_data::{SpecialTokens, Tokenizer, TokenizerKind};
+use kiln_models::DecoderConfig;
+
+use crate::cli::TrainedArgs;
+use crate::pipelines::{GptSettings, next_token};
+use crate::settings_file::CONFIG;
+
+/// The settings of the folder's model, with all of its context. `None` where the arguments name something else: a run, say.
+///
+/// # Errors
+/// Those of the folder.
+pub(super) fn untrained(arguments: &TrainedArgs) -> Result<Option<GptSettings>> {
+    let folder = &arguments.run;
+    let is_model = folder.join("config.json").is_file() && !folder.join(CONFIG).exists();
+    if !is_model || arguments.config.is_some() || arguments.best {
+        return Ok(None);
+    }
+    let (mut settings, context) = (next_token::recipe(), DecoderConfig::from_folder(folder)?.context());
+    next_token::begin_with(&mut settings, folder, Some(context), false)?;
+    settings.run.leave_training(arguments.device.as_ref());
+    Ok(Some(settings))
+}
+
+/// The folder of a tokenizer, in which a chat template and special tokens may be.
+pub(super) fn of_tokenizer(kind: &TokenizerKind) -> Option<&Path> {
+    match kind {
+        TokenizerKind::Bytes => None,
+        TokenizerKind::Bpe(folder) | TokenizerKind::Folder(folder) => Some(folder),
+    }
+}
+
+/// The tokens after which a text ends: those that the tokenizer's folder names.
+///
+/// # Errors
+/// Those of [`SpecialTokens::open`].
+pub(super) fn stops(kind: &TokenizerKind, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    match of_tokenizer(kind) {
+        Some(folder) => Ok(SpecialTokens::open(folder)?.stops(tokenizer)),
+        None => Ok(vec![]),
+    }
+}
