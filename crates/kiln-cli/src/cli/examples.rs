@@ -114,8 +114,9 @@ Examples:
   kiln predict runs/unet-001 scene.tif --out pictures/";
 
 pub(super) const EXPORT: &str = "\
-Example:
-  kiln export runs/resnet-001 --out for-pytorch/";
+Examples:
+  kiln export runs/resnet-001 --out for-pytorch/
+  kiln export runs/gpt-001 --format peft --out adapters/";
 
 pub(super) const RUNS: &str = "\
 Examples:

@@ -37,6 +37,11 @@ impl Folder {
         Ok(Self { making, path: path.to_owned() })
     }
 
+    /// The directory while it is made.
+    pub(super) fn directory(&self) -> &Path {
+        self.making.path()
+    }
+
     /// The path to write the file `name` to.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.making.path().join(name)

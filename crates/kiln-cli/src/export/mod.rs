@@ -1,5 +1,6 @@
-//! `export`: the model of a run as a folder that PyTorch loads.
+//! `export`: the model of a run, or its adapters, as a folder that PyTorch loads.
 
+mod adapters;
 mod classify;
 mod decoder;
 mod folder;
@@ -22,18 +23,24 @@ use kiln_data::printable;
 pub(crate) fn run(arguments: &Export) -> Result<()> {
     let trained = &arguments.trained;
     match arguments.format.as_str() {
-        "safetensors" => {}
+        "safetensors" | "peft" => {}
         "onnx" => bail!(Usage(format!(
             "--format is onnx, which no library writes from a burn model; export safetensors with `{} export {}`, and its README.md has \
              the lines of PyTorch that load the model and write ONNX",
             program(),
             printable(&trained.run)
         ))),
-        other => bail!(Usage(format!("--format is '{other}', expected safetensors"))),
+        other => bail!(Usage(format!("--format is '{other}', expected safetensors or peft"))),
     }
     let settings = Trained::open(trained)?;
     let folder = Folder::begin(&out(arguments)?)?;
     match settings {
+        Trained::Gpt(settings) if arguments.format == "peft" => adapters::export(&folder, trained, &settings)?,
+        other if arguments.format == "peft" => bail!(Usage(format!(
+            "--format is peft, and '{}' is {}, expected a run of `train gpt --lora RANK`",
+            printable(&trained.run),
+            other.kind()
+        ))),
         Trained::Classify(settings) => classify::export(&folder, trained, &settings)?,
         Trained::Segment(settings) => segment::export(&folder, trained, &settings)?,
         Trained::Gpt(settings) => decoder::export(&folder, trained, &settings)?,

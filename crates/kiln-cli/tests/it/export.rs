@@ -108,6 +108,17 @@ fn a_decoder_has_transformers_config_and_merged_weights() {
         output(at, &[&arguments[..], &["--config", "adapted/config.toml"]].concat()).stdout
     };
     assert_eq!(greedy("adapted/export/model.safetensors"), greedy("adapted"), "the merged weights are the model");
+
+    done(at, &["export", "adapted", "--format", "peft", "--out", "peft"]);
+    let config = parsed(&at.join("peft/adapter_config.json"));
+    assert_eq!((&config["r"], &config["peft_type"]), (&json!(4), &json!("LORA")));
+    let adapters = tensors(&at.join("peft/adapter_model.safetensors"));
+    assert!(adapters.keys().any(|name| name == "base_model.model.transformer.h.0.mlp.c_fc.lora_A.weight"), "{adapters:?}");
+    assert!(read(&at.join("peft/README.md")).contains("PeftModel.from_pretrained"));
+    let refused = output(at, &["export", "run", "--format", "peft", "--out", "none"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("'run' has no adapters, expected a run of `train gpt --lora RANK`"), "{text}");
+    assert!(!at.join("none").exists());
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod fake_quant_reference;
 mod lora;
 mod lora_bases;
 mod lora_files;
+mod lora_training;
 mod nest;
 mod prune_channels;
 mod prune_weights;

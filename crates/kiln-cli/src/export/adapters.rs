@@ -1,0 +1,47 @@
+//! The adapters of a decoder's run, as peft reads them.
+
+use anyhow::{Context, Result, bail};
+use kiln_compression::Adapters;
+use kiln_data::printable;
+use kiln_models::{Decoder, DecoderConfig};
+use kiln_precision::Policy;
+
+use super::folder::Folder;
+use crate::cli::TrainedArgs;
+use crate::device;
+use crate::pipelines::{GptSettings, checkpoint_of, load_to_evaluate};
+use crate::trained::weights;
+use crate::usage::Usage;
+
+/// Writes `adapter_config.json` and `adapter_model.safetensors`, and lines of Python that load them.
+///
+/// # Errors
+/// [`Usage`] for a run without adapters and for a file of merged weights, and those of the model and the files.
+pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
+    let (run, path) = (printable(&trained.run), weights(trained)?);
+    let compression = settings.compression.as_ref().filter(|own| own.lora.is_some());
+    if compression.is_none() {
+        bail!(Usage(format!("--format is peft, and '{run}' has no adapters, expected a run of `train gpt --lora RANK`")));
+    }
+    if checkpoint_of(&path)?.is_none() {
+        bail!(Usage(format!("--format is peft, and '{run}' has its adapters merged, expected a run with a checkpoint")));
+    }
+    let device = device::open(&settings.run.device)?;
+    let plain: Decoder = settings.model.init(&device)?;
+    let model = load_to_evaluate(plain, compression, &Policy::default(), &path)
+        .with_context(|| format!("cannot read the adapters of '{run}'"))?;
+    let (above, class) = match &settings.model {
+        DecoderConfig::Gpt(_) => ("transformer", "GPT2LMHeadModel"),
+        _ => ("model", "AutoModelForCausalLM"),
+    };
+    let layer = |path: &str| format!("{above}.{}", path.trim_end_matches(".weight"));
+    Adapters::of(&model)?.save(folder.directory(), layer)?;
+    let base = settings.run.init.as_deref().map_or_else(|| "the model that the run began with".into(), printable);
+    folder.text(
+        "README.md",
+        &format!(
+            "# Adapters\n\nOf {base}. With transformers and peft:\n\n```python\nfrom peft import PeftModel\nfrom transformers import {class}\n\n\
+             model = PeftModel.from_pretrained({class}.from_pretrained(\"BASE\"), \".\")\n```\n"
+        ),
+    )
+}
