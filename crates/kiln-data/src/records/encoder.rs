@@ -30,6 +30,8 @@ pub struct EncodedRecord {
     pub ids: Vec<u32>,
     /// Positions of the learned ids, as ranges in ascending order.
     pub learned: Vec<Range<u32>>,
+    /// The number of answers that are not learned, because the chat template writes them in another way when other messages follow.
+    pub changed: usize,
 }
 
 impl<'a> RecordEncoder<'a> {
@@ -44,13 +46,9 @@ impl<'a> RecordEncoder<'a> {
     /// Those of [`ChatTemplate::open`] and [`SpecialTokens::open`].
     pub fn open(tokenizer: &'a Tokenizer, kind: &TokenizerKind) -> Result<Self, Error> {
         let encoder = Self::new(tokenizer);
-        match kind {
-            TokenizerKind::Bytes => Ok(encoder),
-            TokenizerKind::Bpe(folder) | TokenizerKind::Folder(folder) => {
-                let end = SpecialTokens::open(folder)?.end(tokenizer);
-                Ok(Self { template: ChatTemplate::open(folder)?, end, ..encoder })
-            }
-        }
+        let Some(folder) = kind.folder() else { return Ok(encoder) };
+        let end = SpecialTokens::open(folder)?.end(tokenizer);
+        Ok(Self { template: ChatTemplate::open(folder)?, end, ..encoder })
     }
 
     /// The encoder with a chat template.
@@ -74,7 +72,7 @@ impl<'a> RecordEncoder<'a> {
     ///
     /// # Errors
     /// [`Error::Tokenizer`]; [`Error::Template`]; [`Error::Conversation`] without a chat template, without a message of the assistant, and when
-    /// the template does not write a conversation as the beginning of a longer one.
+    /// the template writes other text before a message of the assistant than without it.
     pub fn encode(&self, record: &Record) -> Result<EncodedRecord, Error> {
         match record {
             Record::Text(text) => self.marked(text, &[0..text.len()], self.end),
@@ -83,14 +81,15 @@ impl<'a> RecordEncoder<'a> {
                 self.marked(&text, &[prompt.len()..text.len()], self.end)
             }
             Record::Conversation(messages) => {
-                let (text, answers) = self.conversation(messages)?;
-                self.marked(&text, &answers, None)
+                let (text, answers, changed) = self.conversation(messages)?;
+                Ok(EncodedRecord { changed, ..self.marked(&text, &answers, None)? })
             }
         }
     }
 
-    /// The text of a conversation up to the assistant's last message, and the places of what the assistant writes.
-    fn conversation(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), Error> {
+    /// The text of a conversation up to the assistant's last message, the places of what the assistant writes, and the number of its messages
+    /// that are changed in the text, because others follow.
+    fn conversation(&self, messages: &[Message]) -> Result<(String, Vec<Range<usize>>, usize), Error> {
         let refused = |reason: String| Error::Conversation { reason };
         let Some(template) = &self.template else {
             let places = "chat_template.jinja, or chat_template in tokenizer_config.json";
@@ -101,7 +100,7 @@ impl<'a> RecordEncoder<'a> {
             return Err(refused(format!("no message has the role `{ASSISTANT}`, expected at least one to learn")));
         };
         let whole = template.render(&messages[..=last], false)?;
-        let mut answers = vec![];
+        let (mut answers, mut changed) = (vec![], 0);
         for (number, _) in messages[..=last].iter().enumerate().filter(|(_, message)| is_answer(message)) {
             let before = template.render(&messages[..number], true)?;
             let with = template.render(&messages[..=number], false)?;
@@ -112,14 +111,12 @@ impl<'a> RecordEncoder<'a> {
                 )));
             }
             if !whole.starts_with(&with) {
-                return Err(refused(format!(
-                    "the chat template writes message {number}, which is the assistant's, in another way when others follow, expected \
-                     conversations with one message of the assistant for such a template"
-                )));
+                changed += 1;
+                continue;
             }
             answers.push(before.len()..with.len());
         }
-        Ok((whole, answers))
+        Ok((whole, answers, changed))
     }
 
     /// The ids of `text`, and after it that of `end`. Learned are those with a part in one of the `places`, which are in ascending order, and the

@@ -22,11 +22,14 @@ pub(super) struct RecordIndex {
     ranges: Vec<Range<u32>>,
     /// Records without a token that is learned.
     pub(super) left_out: u64,
+    /// Answers that are not learned, because the chat template changes them.
+    pub(super) changed: u64,
 }
 
 impl RecordIndex {
     /// Adds a record, unless none of its tokens is learned: then it returns `false`.
     pub(super) fn push(&mut self, record: &EncodedRecord) -> bool {
+        self.changed += record.changed as u64;
         let has_any = record.learned.last().is_some_and(|range| range.end > 1);
         let Some(length) = u32::try_from(record.ids.len()).ok().filter(|_| has_any) else {
             self.left_out += 1;
@@ -59,7 +62,7 @@ impl RecordIndex {
     /// [`Error::Write`].
     pub(super) fn save(&self, path: &Path) -> Result<(), Error> {
         let mut bytes = MAGIC.to_vec();
-        for number in [VERSION, self.lengths.len() as u64, self.ranges.len() as u64, self.left_out] {
+        for number in [VERSION, self.lengths.len() as u64, self.ranges.len() as u64, self.left_out, self.changed] {
             bytes.extend(number.to_le_bytes());
         }
         let ranges = self.ranges.iter().flat_map(|range| [range.start, range.end]);
@@ -78,10 +81,11 @@ impl RecordIndex {
         if xxh3_64(said) != u64::from_le_bytes(*checksum) {
             return None;
         }
-        let (header, body) = said.split_at_checked(40)?;
+        let (header, body) = said.split_at_checked(48)?;
         let (magic, header) = header.split_first_chunk::<8>()?;
         let number = |at: usize| Some(u64::from_le_bytes(header.get(8 * at..8 * at + 8)?.try_into().ok()?));
-        let [version, records, ranges, left_out] = [number(0)?, number(1)?, number(2)?, number(3)?];
+        let [version, records, ranges] = [number(0)?, number(1)?, number(2)?];
+        let [left_out, changed] = [number(3)?, number(4)?];
         let numbers: Vec<u32> = body
             .chunks_exact(4)
             .map(|number| u32::from_le_bytes([number[0], number[1], number[2], number[3]]))
@@ -96,7 +100,7 @@ impl RecordIndex {
             return None;
         }
         let ranges = rest.chunks_exact(2).map(|pair| pair[0]..pair[1]).collect();
-        Some(Self { lengths: lengths.to_vec(), counts: counts.to_vec(), ranges, left_out })
+        Some(Self { lengths: lengths.to_vec(), counts: counts.to_vec(), ranges, left_out, changed })
     }
 }
 
@@ -115,7 +119,7 @@ mod tests {
                 learned.push(end + gap..end + gap + length);
                 end += gap + length;
             }
-            EncodedRecord { ids: vec![7; end as usize + more], learned }
+            EncodedRecord { ids: vec![7; end as usize + more], learned, changed: more }
         });
         prop::collection::vec(record, 0..9)
     }

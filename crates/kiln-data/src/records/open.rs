@@ -18,6 +18,8 @@ pub struct Records {
     pub documents: Documents,
     /// The number of records that were left out, because none of their tokens is learned.
     pub left_out: usize,
+    /// The number of answers that are not learned, because the chat template writes them in another way when other messages follow.
+    pub changed: usize,
 }
 
 impl Records {
@@ -78,7 +80,7 @@ impl Records {
     }
 
     fn over(documents: Documents, index: &RecordIndex) -> Result<Self, Error> {
-        Ok(Self { documents: documents.with_learned(index.learned())?, left_out: index.left_out as usize })
+        Ok(Self { documents: documents.with_learned(index.learned())?, left_out: index.left_out as usize, changed: index.changed as usize })
     }
 
     /// Keeps the first `length` tokens of each record, at least 2, and leaves out records in which no token is learned then.
@@ -87,7 +89,7 @@ impl Records {
     /// [`Error::InvalidSetting`] for a length below 2, and when no record is left.
     pub fn cut_to(self, length: u32) -> Result<Self, Error> {
         let (documents, left_out) = self.documents.cut_to(length)?.without_unlearned()?;
-        Ok(Self { documents, left_out: self.left_out + left_out })
+        Ok(Self { documents, left_out: self.left_out + left_out, ..self })
     }
 }
 

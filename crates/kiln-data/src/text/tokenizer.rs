@@ -26,6 +26,16 @@ pub enum TokenizerKind {
     Folder(PathBuf),
 }
 
+impl TokenizerKind {
+    /// The folder that the tokenizer's files are in; `None` for bytes.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Bytes => None,
+            Self::Bpe(folder) | Self::Folder(folder) => Some(folder),
+        }
+    }
+}
+
 /// Text to token ids.
 pub enum Tokenizer {
     /// One token per byte.

@@ -84,7 +84,7 @@ fn answers_are_learned_and_what_is_asked_is_not() {
 }
 
 #[test]
-fn conversations_without_an_answer_or_a_template_are_refused() {
+fn conversations_that_cannot_be_learned_are_refused() {
     let tokenizer = smollm();
     let of = |name| RecordEncoder::new(&tokenizer).with_template(template(name));
     let ask = chat(&[("user", "Where?")]);
@@ -103,12 +103,14 @@ fn conversations_without_an_answer_or_a_template_are_refused() {
             &chat(&[("system", "s"), ("user", "a"), ("assistant", "b")]),
             ["message 2", "other text before it"],
         ),
-        (of("qwen3"), &thought, ["message 1", "in another way when others follow"]),
     ] {
         assert_one_line(encoder.encode(record).unwrap_err(), &parts);
     }
-    let alone = chat(&[("user", "a"), ("assistant", "<think>b</think>c")]);
-    assert!(of("qwen3").encode(&alone).is_ok());
+    // A template that leaves out what was thought when others follow: the last answer alone is learned.
+    let encoded = of("qwen3").encode(&thought).unwrap();
+    let expected = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n\
+                    [<think>\n\n</think>\n\ne<|im_end|>\n]";
+    assert_eq!((shown(&tokenizer, &encoded.ids, &encoded.learned).as_str(), encoded.changed), (expected, 1));
 }
 
 fn opened(path: &Path) -> Result<Records, Error> {
