@@ -61,7 +61,7 @@ fn text(config: GptConfig, samples: usize) -> impl FnMut() -> Steps {
     let sample = TextBatch { tokens, shape: [samples, context + 1], ids: vec![0; samples] };
     let builder =
         Trainer::try_builder(NextToken::unmeasured(), move |device| DecoderConfig::Gpt(config.clone()).init(device));
-    steps(builder, sample, OptimizerConfig::adamw(), 1.0)
+    steps(builder, sample.into(), OptimizerConfig::adamw(), 1.0)
 }
 
 fn steps<T: Task>(

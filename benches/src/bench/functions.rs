@@ -127,7 +127,7 @@ fn recording() -> Result<Call> {
         };
         let build = |device: &Device| config.init(device).unwrap_or_else(|e| panic!("{e}"));
         let loss = |model: &Decoder, recorder: &Recorder| {
-            let (x, target) = task.begin(model, &batch(recorder.batch()), recorder.device());
+            let (x, target) = task.begin(model, &batch(recorder.batch()).into(), recorder.device());
             recorder.cut();
             let x = task.blocks(model).iter().fold(x, |x, block| {
                 let x = NextToken::forward(block, x);

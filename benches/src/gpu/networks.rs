@@ -127,7 +127,7 @@ impl Text {
             name: &self.name,
             task: NextToken::unmeasured,
             init: Box::new(|device| DecoderConfig::Gpt(self.config.clone()).init(device)),
-            batch: Box::new(|samples| self.batch(samples)),
+            batch: Box::new(|samples| self.batch(samples).into()),
             optimizer: OptimizerConfig::adamw(),
             clip_norm: None,
         }

@@ -20,7 +20,7 @@ pub(crate) use plan::{Plan, PlanArgs};
 pub use tools::Verbosity;
 pub(crate) use tools::{Compare, Completions, Fetch, Load, Models, Runs, RunsOrder, Source};
 pub(crate) use train::{
-    CallArgs, LoraArgs, NetworkArgs, SegmentArgs, TeacherArgs, TrainClassify, TrainGpt, TrainSegment,
+    AdapterArgs, CallArgs, LoraArgs, NetworkArgs, SegmentArgs, TeacherArgs, TrainClassify, TrainGpt, TrainSegment,
 };
 pub(crate) use trained::{EvalArgs, EvalSegment, Export, Predict, Sample, TrainedArgs};
 

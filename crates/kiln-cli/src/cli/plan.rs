@@ -7,6 +7,7 @@ use kiln_parallel::Schedule;
 use kiln_precision::Precision;
 
 use super::examples;
+use super::train::AdapterArgs;
 use crate::device;
 use crate::values::{OPTIMIZER, PARAMETERS, PRECISION, SCHEDULE, Size};
 
@@ -127,4 +128,6 @@ pub struct PlanGpt {
     /// Tokens of the vocabulary; 256 are bytes [default: 50257; a folder's own]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=10000000), help_heading = "Data")]
     pub(crate) vocab: Option<u32>,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
 }

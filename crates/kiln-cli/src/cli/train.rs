@@ -230,7 +230,7 @@ pub(crate) struct TeacherArgs {
     pub(crate) teacher_share: Option<f64>,
 }
 
-/// Low-rank adapters.
+/// Low-rank adapters, and the weights that they are trained on.
 #[derive(Args)]
 pub(crate) struct LoraArgs {
     /// Begin with these weights: a run, a checkpoint, or a .safetensors file [default: random]
@@ -238,6 +238,13 @@ pub(crate) struct LoraArgs {
     /// The tensors of a .safetensors file have the names of transformers.
     #[arg(long, value_name = "PATH", value_parser = absolute_path(), help_heading = "Model")]
     pub(crate) weights: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
+}
+
+/// Low-rank adapters.
+#[derive(Args)]
+pub(crate) struct AdapterArgs {
     /// Train adapters of this rank in place of the weights (LoRA)
     #[arg(long, value_name = "RANK", value_parser = number::<usize>, help_heading = "Adapters")]
     pub(crate) lora: Option<usize>,

@@ -21,10 +21,14 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     let (run, path) = (printable(&trained.run), weights(trained)?);
     let compression = settings.compression.as_ref().filter(|own| own.lora.is_some());
     if compression.is_none() {
-        bail!(Usage(format!("--format is peft, and '{run}' has no adapters, expected a run of `train gpt --lora RANK`")));
+        bail!(Usage(format!(
+            "--format is peft, and '{run}' has no adapters, expected a run of `train gpt --lora RANK`"
+        )));
     }
     if checkpoint_of(&path)?.is_none() {
-        bail!(Usage(format!("--format is peft, and '{run}' has its adapters merged, expected a run with a checkpoint")));
+        bail!(Usage(format!(
+            "--format is peft, and '{run}' has its adapters merged, expected a run with a checkpoint"
+        )));
     }
     let device = device::open(&settings.run.device)?;
     let plain: Decoder = settings.model.init(&device)?;

@@ -21,7 +21,7 @@ use crate::device;
 use crate::output::print_json;
 use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
-use crate::pipelines::{NextToken, RunSettings, next_token};
+use crate::pipelines::{CompressionSettings, NextToken, RunSettings, next_token};
 use crate::usage::Usage;
 use crate::words::counted;
 use table::{Facts, legend, table};
@@ -110,10 +110,19 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let sample = TokenBatch::Windows(sample);
-            let name = format!("{}, {}, vocabulary of {vocab}", arguments.model, counted(context, "token"));
+            let adapters = arguments.adapters.lora.map_or(String::new(), |rank| format!(", adapters of rank {rank}"));
+            let name = format!("{}, {}, vocabulary of {vocab}{adapters}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
-            let mut what = what("gpt", &arguments.plan);
+            let builder = match arguments.adapters.settings(&config) {
+                Some(lora) => {
+                    let compression = CompressionSettings { lora: Some(lora), ..CompressionSettings::default() };
+                    builder.with_reparameterization(move |model| compression.attached(model))
+                }
+                None => builder,
+            };
+            let mut what = what(if folder.is_some() { "llm" } else { "gpt" }, &arguments.plan);
             what.extend(["--model".into(), arguments.model.clone(), "--context".into(), context.to_string()]);
+            what.extend(arguments.adapters.words());
             if vocab != BYTES && folder.is_none() {
                 what.extend(["--tokenizer".into(), "DIR".into()]);
             }

@@ -7,7 +7,7 @@ use kiln_data::printable;
 use kiln_models::DecoderConfig;
 use kiln_training::{BatchRule, BatchScaling, Checkpoints, OptimizerConfig};
 
-use crate::cli::{CallArgs, LoraArgs, TeacherArgs};
+use crate::cli::{AdapterArgs, CallArgs, LoraArgs, TeacherArgs};
 use crate::given::Given;
 use crate::pipelines::{
     CHECKPOINTS, CompressionSettings, LoraSettings, Pipeline, RunSettings, SettingsOf, TeacherSettings, settings_beside,
@@ -191,13 +191,34 @@ impl LoraArgs {
         if let Some(weights) = self.weights.clone() {
             compression.get_or_insert_default().weights = Some(weights);
         }
-        if let Some(rank) = self.lora {
-            let targets = match self.lora_targets.is_empty() {
-                true => targets(model),
-                false => self.lora_targets.clone(),
-            };
-            let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
-            compression.get_or_insert_default().lora = Some(LoraSettings { rank, alpha, targets, dora: self.dora });
+        if let Some(lora) = self.adapters.settings(model) {
+            compression.get_or_insert_default().lora = Some(lora);
         }
+    }
+}
+
+impl AdapterArgs {
+    /// The adapters of a model that the options ask for.
+    pub(crate) fn settings(&self, model: &DecoderConfig) -> Option<LoraSettings> {
+        let rank = self.lora?;
+        let targets = match self.lora_targets.is_empty() {
+            true => targets(model),
+            false => self.lora_targets.clone(),
+        };
+        let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
+        Some(LoraSettings { rank, alpha, targets, dora: self.dora })
+    }
+
+    /// The options as words of a command.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut words = vec![];
+        let mut add = |option: &str, value: Option<String>| {
+            words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
+        };
+        add("--lora", self.lora.map(|rank| rank.to_string()));
+        add("--lora-alpha", self.lora_alpha.map(|alpha| alpha.to_string()));
+        add("--lora-targets", Some(self.lora_targets.join(",")).filter(|targets| !targets.is_empty()));
+        words.extend(self.dora.then(|| "--dora".into()));
+        words
     }
 }

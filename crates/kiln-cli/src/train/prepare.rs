@@ -148,7 +148,7 @@ impl RunCommand for TrainGpt {
             recipe.run.max_steps = None; // whole epochs were asked for
         }
         if folder.is_some() {
-            recipe.schedule.peak = next_token::rate(self.lora.lora.is_some());
+            recipe.schedule.peak = next_token::rate(self.lora.adapters.lora.is_some());
         }
         let defaults = self.call.resume.is_none().then_some(&recipe);
         let mut settings: GptSettings = resolve::<NextToken>(defaults, file.as_ref(), Table::new())?;

@@ -113,7 +113,10 @@ fn a_decoder_has_transformers_config_and_merged_weights() {
     let config = parsed(&at.join("peft/adapter_config.json"));
     assert_eq!((&config["r"], &config["peft_type"]), (&json!(4), &json!("LORA")));
     let adapters = tensors(&at.join("peft/adapter_model.safetensors"));
-    assert!(adapters.keys().any(|name| name == "base_model.model.transformer.h.0.mlp.c_fc.lora_A.weight"), "{adapters:?}");
+    assert!(
+        adapters.keys().any(|name| name == "base_model.model.transformer.h.0.mlp.c_fc.lora_A.weight"),
+        "{adapters:?}"
+    );
     assert!(read(&at.join("peft/README.md")).contains("PeftModel.from_pretrained"));
     let refused = output(at, &["export", "run", "--format", "peft", "--out", "none"]);
     let text = String::from_utf8(refused.stderr).unwrap();

@@ -76,6 +76,16 @@ fn a_folder_is_planned_for_without_its_weights() {
     let plan = ["plan", "llm", "--model", model, "--context", "64", "--batch-size", "4", "--memory", "1GiB"];
     let plan = String::from_utf8(done(at, &plan).stdout).unwrap();
     assert!(plan.contains("64 tokens, vocabulary of 97"), "{plan}");
+    assert!(plan.contains("train llm --data PATH"), "{plan}");
+    let peak = |options: &[&str]| {
+        let plan =
+            ["plan", "llm", "--model", model, "--context", "64", "--memory", "1GiB", "--precision", "f32", "--json"];
+        let plan: Value = serde_json::from_slice(&done(at, &[&plan[..], options].concat()).stdout).unwrap();
+        (plan["recommended"]["peak_bytes"].as_u64().unwrap(), plan["command"].to_string())
+    };
+    let (all, (adapters, train)) = (peak(&[]).0, peak(&["--lora", "2", "--lora-targets", "q_proj,v_proj"]));
+    assert!(adapters < all, "{adapters} of {all} bytes");
+    assert!(train.contains("--lora") && train.contains("q_proj,v_proj"), "{train}");
 }
 
 #[test]

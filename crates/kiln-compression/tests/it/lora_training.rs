@@ -37,7 +37,8 @@ fn twenty_steps_have_the_losses_and_the_adapters_of_peft() {
                 let logits = model.forward(batch.clone().narrow(1, 0, tokens - 1));
                 let targets = batch.narrow(1, 1, tokens - 1).reshape([-1]);
                 let [_, _, vocab] = logits.dims();
-                let loss = CrossEntropyLossConfig::new().init(&device).forward(logits.reshape([-1, vocab as i32]), targets);
+                let loss =
+                    CrossEntropyLossConfig::new().init(&device).forward(logits.reshape([-1, vocab as i32]), targets);
                 losses.push(loss.clone().into_scalar::<f32>());
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
                 model = optimizer.step(1e-2, model, gradients);

@@ -80,7 +80,11 @@ impl Records {
     }
 
     fn over(documents: Documents, index: &RecordIndex) -> Result<Self, Error> {
-        Ok(Self { documents: documents.with_learned(index.learned())?, left_out: index.left_out as usize, changed: index.changed as usize })
+        Ok(Self {
+            documents: documents.with_learned(index.learned())?,
+            left_out: index.left_out as usize,
+            changed: index.changed as usize,
+        })
     }
 
     /// Keeps the first `length` tokens of each record, at least 2, and leaves out records in which no token is learned then.
