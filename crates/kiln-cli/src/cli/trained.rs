@@ -72,8 +72,10 @@ pub struct EvalSegment {
     pub(crate) overlap: Option<usize>,
 }
 
+/// The model of a Hugging Face folder may take the place of a run.
 #[derive(Args)]
 #[command(after_help = examples::SAMPLE)]
+#[command(mut_arg("run", |run| run.help("A run directory, one of its checkpoints, a .safetensors file, or a model's folder")))]
 pub struct Sample {
     #[command(flatten)]
     pub(crate) trained: TrainedArgs,

@@ -6,7 +6,6 @@ use std::iter::{from_fn, once};
 use anyhow::{Context, Result, bail};
 use kiln_data::{ASSISTANT, ChatTemplate, Message, Tokenizer, TokenizerKind, USER, printable};
 
-use super::folder::of_tokenizer;
 use super::generate::{End, Writer};
 use super::output::Output;
 use super::text::decoded;
@@ -17,7 +16,7 @@ use crate::usage::Usage;
 /// # Errors
 /// [`Usage`] if there is none, and those of [`ChatTemplate::open`].
 pub(super) fn template(kind: &TokenizerKind) -> Result<ChatTemplate> {
-    let Some(folder) = of_tokenizer(kind) else {
+    let Some(folder) = kind.folder() else {
         bail!(Usage("--chat needs a chat template, expected the model of a Hugging Face folder".into()));
     };
     let expected = "expected a chat_template.jinja in it, or a chat_template in its tokenizer_config.json";

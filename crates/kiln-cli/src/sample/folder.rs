@@ -1,9 +1,6 @@
-//! The model of a Hugging Face folder that was never trained here, and the tokens after which a text ends.
-
-use std::path::Path;
+//! The model of a Hugging Face folder that was never trained here.
 
 use anyhow::Result;
-use kiln_data::{SpecialTokens, Tokenizer, TokenizerKind};
 use kiln_models::DecoderConfig;
 
 use crate::cli::TrainedArgs;
@@ -24,23 +21,4 @@ pub(super) fn untrained(arguments: &TrainedArgs) -> Result<Option<GptSettings>> 
     next_token::begin_with(&mut settings, folder, Some(context), false)?;
     settings.run.leave_training(arguments.device.as_ref());
     Ok(Some(settings))
-}
-
-/// The folder of a tokenizer, in which a chat template and special tokens may be.
-pub(super) fn of_tokenizer(kind: &TokenizerKind) -> Option<&Path> {
-    match kind {
-        TokenizerKind::Bytes => None,
-        TokenizerKind::Bpe(folder) | TokenizerKind::Folder(folder) => Some(folder),
-    }
-}
-
-/// The tokens after which a text ends: those that the tokenizer's folder names.
-///
-/// # Errors
-/// Those of [`SpecialTokens::open`].
-pub(super) fn stops(kind: &TokenizerKind, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-    match of_tokenizer(kind) {
-        Some(folder) => Ok(SpecialTokens::open(folder)?.stops(tokenizer)),
-        None => Ok(vec![]),
-    }
 }

@@ -20,13 +20,13 @@ use rand::RngExt;
 use crate::cli::{Sample, program};
 use crate::device;
 use crate::interrupt::Interrupt;
-use crate::pipelines::next_token::{next_token, reader};
+use crate::pipelines::next_token::{next_token, reader, stops};
 use crate::pipelines::{GptSettings, load_to_evaluate};
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
 use crate::words::counted;
 
-use folder::{stops, untrained};
+use folder::untrained;
 use generate::{End, Writer};
 use output::Output;
 use stored::stored;

@@ -12,6 +12,7 @@ use kiln_report::Text;
 use rand::RngExt;
 
 use super::data::TokenData;
+use super::model::stops;
 use crate::pipelines::run::{Finder, Findings};
 
 /// The most tokens to write, and the time limit.
@@ -33,14 +34,21 @@ pub(super) fn finder(data: TokenData, tokenizer: TokenizerKind, seed: u64) -> Fi
         let (prompt, of) = beginning(&data).context("cannot read the held-out data")?;
         let prompt = prompt.as_slice();
         let opened = Tokenizer::open(&tokenizer).context("cannot open the tokenizer");
-        let (tokenizer, written) =
-            match opened.and_then(|opened| Ok((opened, write(subject.model, subject.streamed, prompt, seed)?))) {
-                Ok(written) => written,
-                Err(error) => {
-                    tracing::warn!("the report has no text of the model: {error:#}");
-                    return Ok(Findings::default());
-                }
+        let written = |opened: Tokenizer| -> Result<(Tokenizer, Vec<u32>)> {
+            let ends = match data {
+                TokenData::Text(_) => vec![],
+                TokenData::Records(_) => stops(&tokenizer, &opened)?,
             };
+            let written = write(subject.model, subject.streamed, prompt, (seed, &ends))?;
+            Ok((opened, written))
+        };
+        let (tokenizer, written) = match opened.and_then(written) {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::warn!("the report has no text of the model: {error:#}");
+                return Ok(Findings::default());
+            }
+        };
         let count = written.len();
         let text = Text {
             prompt: decoded(&tokenizer, prompt),
@@ -80,8 +88,13 @@ pub(crate) fn reader<'a>(model: &'a Decoder, streamed: Option<&'a Streamed>) -> 
     DecoderReader::in_parts(model, parts)
 }
 
-/// Tokens after `prompt`.
-fn write(model: &Decoder, streamed: Option<&Streamed>, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
+/// Tokens after `prompt`, up to one of `ends`.
+fn write(
+    model: &Decoder,
+    streamed: Option<&Streamed>,
+    prompt: &[u32],
+    (seed, ends): (u64, &[u32]),
+) -> Result<Vec<u32>> {
     let model = model.valid();
     let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
     let tokens = if streamed.is_some() { STORED_TOKENS } else { TOKENS };
@@ -92,6 +105,9 @@ fn write(model: &Decoder, streamed: Option<&Streamed>, prompt: &[u32], seed: u64
         let uniform = sample_rng(seed, 0, written.len() as u64).random::<f64>();
         let numbers = logits.try_into_data().context("cannot read the logits from the device")?;
         let token = sampling.choose(&numbers.iter::<f32>().collect::<Vec<_>>(), uniform)? as u32;
+        if ends.contains(&token) {
+            break;
+        }
         written.push(token);
         logits = reader.read(&[token])?;
     }
@@ -118,8 +134,12 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = DecoderConfig::Gpt(GptConfig::tiny(256, 16).with_layers(1)).init(&device).unwrap();
         let prompt: Vec<u32> = b"Call me".map(u32::from).to_vec();
-        let text = write(&model, None, &prompt, 3).unwrap();
-        assert!(text.len() > 16 && text == write(&model, None, &prompt, 3).unwrap());
+        let text = write(&model, None, &prompt, (3, &[])).unwrap();
+        assert!(text.len() > 16 && text == write(&model, None, &prompt, (3, &[])).unwrap());
+        // A token that ends a text is no part of it.
+        let end = text[text.len() / 2];
+        let ended = write(&model, None, &prompt, (3, &[end])).unwrap();
+        assert!(text.starts_with(&ended) && text[ended.len()] == end, "{end} ends {ended:?}");
         assert_eq!(decoded(&Tokenizer::Bytes, &[72, 105]), "Hi");
     }
 
@@ -132,6 +152,6 @@ mod tests {
             }
         }
         let model = DecoderConfig::Gpt(GptConfig::tiny(256, 16).with_layers(1)).init(&Device::flex()).unwrap();
-        assert!(write(&model.map(&mut Broken), None, &[1, 2, 3], 1).is_err());
+        assert!(write(&model.map(&mut Broken), None, &[1, 2, 3], (1, &[])).is_err());
     }
 }

@@ -102,12 +102,26 @@ fn open_records(path: &Path, encoder: &RecordEncoder<'_>, settings: &GptSettings
     let context = settings.model.context();
     // A document has a token before the first that is predicted.
     let records = cached()?.cut_to(u32::try_from(context).unwrap_or(u32::MAX).saturating_add(1))?;
-    if records.left_out > 0 && settings.run.replica.index() == 0 {
-        let (all, left_out) = (records.documents.len() + records.left_out, records.left_out);
-        let (all, path) = (counted(all, "record"), printable(&path));
-        tracing::warn!("{path}: {left_out} of {all} left out, which have no token to learn within {context} tokens");
+    if settings.run.replica.index() == 0 {
+        say(path, &records, context);
     }
     Ok(records.documents)
+}
+
+/// Says which part of some records is not learned.
+fn say(path: &Path, records: &Records, context: usize) {
+    let (path, left_out) = (printable(path), records.left_out);
+    if left_out > 0 {
+        let all = counted(records.documents.len() + left_out, "record");
+        tracing::warn!("{path}: {left_out} of {all} left out, which have no token to learn within {context} tokens");
+    }
+    if records.changed > 0 {
+        let answers = counted(records.changed, "answer");
+        tracing::warn!(
+            "{path}: {answers} not learned, which the chat template changes when other messages follow; a record that ends with an answer \
+             teaches it"
+        );
+    }
 }
 
 /// Batches of the two parts.

@@ -19,7 +19,7 @@ use data::loaders;
 
 pub(crate) use continuation::reader;
 pub use data::{TokenData, open, test_loader};
-pub(crate) use model::{begin_with, folder, named, of_folder, rate};
+pub(crate) use model::{begin_with, folder, named, of_folder, rate, stops};
 pub use settings::{GptSettings, Text, TextSettings, fixture_recipe, recipe};
 pub use task::{NextToken, next_token};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use kiln_data::{TokenizerKind, printable};
+use kiln_data::{SpecialTokens, Tokenizer, TokenizerKind, printable};
 use kiln_models::{DecoderConfig, GptConfig};
 
 use super::settings::GptSettings;
@@ -79,4 +79,15 @@ pub(crate) fn begin_with(
         settings.run.init = Some(folder);
     }
     Ok(())
+}
+
+/// The tokens after which a text ends: those that the tokenizer's folder names.
+///
+/// # Errors
+/// Those of [`SpecialTokens::open`].
+pub(crate) fn stops(kind: &TokenizerKind, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    match kind.folder() {
+        Some(folder) => Ok(SpecialTokens::open(folder)?.stops(tokenizer)),
+        None => Ok(vec![]),
+    }
 }
