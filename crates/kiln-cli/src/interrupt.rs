@@ -12,7 +12,11 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// Whether the user has asked the run to stop.
 #[derive(Clone, Default)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt {
+    requested: Arc<AtomicBool>,
+    /// Whether the first Ctrl-C ends the process.
+    at_once: Arc<AtomicBool>,
+}
 
 impl Interrupt {
     /// Listens for Ctrl-C and for the signals that end a process.
@@ -23,9 +27,9 @@ impl Interrupt {
             return Ok(interrupt.clone());
         }
         let interrupt = Self::default();
-        let flag = interrupt.0.clone();
+        let Self { requested, at_once } = interrupt.clone();
         ctrlc::set_handler(move || {
-            if flag.swap(true, Relaxed) {
+            if requested.swap(true, Relaxed) || at_once.load(Relaxed) {
                 std::process::exit(130);
             }
         })
@@ -34,7 +38,15 @@ impl Interrupt {
     }
 
     pub(crate) fn requested(&self) -> bool {
-        self.0.load(Relaxed)
+        self.requested.load(Relaxed)
+    }
+
+    /// Lets Ctrl-C end the process while `wait` waits for the user, who has nothing to lose.
+    pub(crate) fn at_once<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.at_once.store(true, Relaxed);
+        let waited = wait();
+        self.at_once.store(false, Relaxed);
+        waited
     }
 
     /// Waits for `pause`, or until the user asks to stop.

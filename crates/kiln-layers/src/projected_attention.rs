@@ -1,12 +1,16 @@
 //! A norm, the linear layer that makes queries, keys and values, and self-attention in one operation, on burn's modules.
 
+use burn::backend::tensor::FloatTensor;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use kiln_operations::run;
+use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, run};
 
-use crate::attention::{AttentionOptions, packed_terms};
+use crate::attention::{AttentionOptions, Settings, packed, packed_backward, packed_terms};
 use crate::error::Error;
-use crate::linear::{Input, Prepared, prepared};
+use crate::linear::{
+    Change, Changed, Input, LayerWeight, LinearSaved, PARAMETERS, Prepared, Prologue, changed_linear, layer_gradients,
+    prepared,
+};
 use crate::norm::Norm;
 
 /// A norm, the linear layer for queries, keys and values, and self-attention in one operation. It has the bits of
@@ -43,12 +47,6 @@ pub(crate) fn projected_attention(
     let changed = Changed::append(&mut inputs, [change]);
     Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings, changed }, inputs).remove(0)))
 }
-
-use burn::backend::tensor::FloatTensor;
-use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all};
-
-use crate::attention::{Settings, packed, packed_backward};
-use crate::linear::{Change, Changed, LayerWeight, LinearSaved, PARAMETERS, Prologue, changed_linear, layer_gradients};
 
 /// The prologue of the linear layer, and the settings of the attention. Inputs are x, the norm's weight and bias, the layer's weight and
 /// bias, the masks of the attention, and the layer's low-rank change.

@@ -16,8 +16,8 @@ pub const CAST: &str = "autocast";
 /// The container of what is attached to a parameter, as visitors see it.
 const ATTACHED: &str = "Reparameterization";
 
-/// A weight `W + s A B` in its parts, or with magnitudes `m (W + s A B) / ||W + s A B||`, where norms are those of columns: an operation on the parts
-/// needs neither the sum nor a gradient of W.
+/// A weight `W + s A B` in its parts, or with magnitudes `m (W + s A B) / ||W + s A B||`, where norms are those of columns. An operation on
+/// the parts needs neither the sum nor a gradient of W.
 #[derive(Clone, Debug)]
 pub struct LowRankWeight {
     /// W, `[I, O]`, in the dtype in which it is stored. It is not trained.
@@ -32,8 +32,9 @@ pub struct LowRankWeight {
     pub magnitude: Option<Tensor<1>>,
 }
 
-/// The parts of a weight that has a [low-rank change](LOW_RANK) attached, alone or below a [cast](CAST). `None` if the weight has none or is trained itself,
-/// and if something else is attached, such as a mask: a layer then reads the value of the parameter.
+/// The parts of a weight that has a [low-rank change](LOW_RANK) attached, alone or below a [cast](CAST). `None` if the weight has none, is
+/// trained itself or is quantised, and if something else is attached, such as a mask or a second change: a layer then reads the value of the
+/// parameter.
 pub fn low_rank_parts(weight: &Param<Tensor<2>>) -> Option<LowRankWeight> {
     let mut parts = Parts::default();
     weight.visit(&mut parts);
@@ -51,6 +52,8 @@ struct Parts {
     b: Option<Tensor<2>>,
     scale: Option<Tensor<1>>,
     magnitude: Option<Tensor<1>>,
+    /// Whether a cast was seen.
+    is_cast: bool,
     /// Whether there is anything else.
     other: bool,
 }
@@ -58,7 +61,9 @@ struct Parts {
 impl ModuleVisitor for Parts {
     fn enter_module(&mut self, name: &str, container: &str) {
         // Attachments without parameters are seen here alone.
-        self.other |= container == ATTACHED && ![LOW_RANK, NESTED, CAST].contains(&name);
+        let is_known = [LOW_RANK, NESTED, CAST].contains(&name) && !(name == LOW_RANK && self.is_cast);
+        self.other |= container == ATTACHED && !is_known;
+        self.is_cast |= container == ATTACHED && name == CAST;
         self.path.push(name.to_owned());
     }
 
@@ -68,12 +73,12 @@ impl ModuleVisitor for Parts {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        let is_trained = param.is_require_grad();
+        let (is_trained, is_float) = (param.is_require_grad(), value.dtype().is_float());
         let dispatch = value.into_dispatch();
         match (self.path.last().map(String::as_str), D) {
-            (None, 2) if !is_trained => self.weight = Some(Tensor::from_dispatch(dispatch)),
-            (Some("a"), 2) => self.a = Some(Tensor::from_dispatch(dispatch)),
-            (Some("b"), 2) => self.b = Some(Tensor::from_dispatch(dispatch)),
+            (None, 2) if !is_trained && is_float => self.weight = Some(Tensor::from_dispatch(dispatch)),
+            (Some("a"), 2) if self.a.is_none() => self.a = Some(Tensor::from_dispatch(dispatch)),
+            (Some("b"), 2) if self.b.is_none() => self.b = Some(Tensor::from_dispatch(dispatch)),
             (Some("magnitude"), 1) => self.magnitude = Some(Tensor::from_dispatch(dispatch)),
             (Some("scale"), 1) if !is_trained => self.scale = Some(Tensor::from_dispatch(dispatch)),
             _ => self.other = true,

@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn documents_weigh_as_many_tokens_as_are_learned() {
         let learned = vec![false, true, true, false, false, false, true];
-        let batch = DocumentBatch { tokens: vec![1; 7], lengths: vec![4, 3], learned, ids: vec![0, 1] };
+        let batch = DocumentBatch { tokens: vec![1; 7], lengths: vec![4, 3], learned, ids: vec![0, 1], padded: 4 };
         let batch = TokenBatch::from(batch);
         assert_eq!((batch.weight(), batch.shape_key()), (Weight::Tokens(3), 4));
         let parts = [0..1, 1..2].map(|part| Batch::slice(&batch, part));

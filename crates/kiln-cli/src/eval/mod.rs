@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use kiln_data::Loader;
+use kiln_data::{Loader, has_records};
 use kiln_training::evaluate_in_parts;
 use serde_json::{Map, Value, json};
 
@@ -40,8 +40,9 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
         }
         Eval::Gpt(mut arguments) => {
             let mut settings = settings::<NextToken>(&mut arguments)?;
-            if arguments.data.is_some() {
-                settings.data.text.validation = None; // it belongs to the data of the run
+            if let Some(data) = &arguments.data {
+                // All records of a file are evaluated on, and of a text the end.
+                settings.data.text.validation = Some(data.clone()).filter(has_records);
             }
             let device = device::open(&settings.run.device)?;
             let (tokenizer, task) = next_token::next_token(&settings)?;

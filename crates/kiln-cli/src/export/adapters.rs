@@ -13,6 +13,9 @@ use crate::pipelines::{GptSettings, checkpoint_of, load_to_evaluate};
 use crate::trained::weights;
 use crate::usage::Usage;
 
+/// The parameters of the first layers of a decoder.
+const EMBEDDINGS: [&str; 3] = ["embed_tokens.", "wte.", "wpe."];
+
 /// Writes `adapter_config.json` and `adapter_model.safetensors`, and lines of Python that load them.
 ///
 /// # Errors
@@ -20,6 +23,11 @@ use crate::usage::Usage;
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
     let (run, path) = (printable(&trained.run), weights(trained)?);
     let compression = settings.compression.as_ref().filter(|own| own.lora.is_some());
+    if compression.is_some_and(|own| own.prune.is_some() || own.quantize.is_some()) {
+        bail!(Usage(format!(
+            "--format is peft, and the adapters of '{run}' belong to pruned or quantised weights, expected adapters alone"
+        )));
+    }
     if compression.is_none() {
         bail!(Usage(format!(
             "--format is peft, and '{run}' has no adapters, expected a run of `train gpt --lora RANK`"
@@ -38,9 +46,20 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
         DecoderConfig::Gpt(_) => ("transformer", "GPT2LMHeadModel"),
         _ => ("model", "AutoModelForCausalLM"),
     };
-    let layer = |path: &str| format!("{above}.{}", path.trim_end_matches(".weight"));
-    Adapters::of(&model)?.save(folder.directory(), layer)?;
-    let base = settings.run.init.as_deref().map_or_else(|| "the model that the run began with".into(), printable);
+    let adapters = Adapters::of(&model)?;
+    if let Some((words, _)) = adapters.iter().find(|(path, _)| EMBEDDINGS.iter().any(|own| path.starts_with(own))) {
+        let expected = "expected adapters of linear layers";
+        bail!(Usage(format!(
+            "--format is peft, which has other files for adapters of embeddings, and '{run}' has one of '{words}', {expected}"
+        )));
+    }
+    let layer = |path: &str| match path.trim_end_matches(".weight") {
+        "lm_head" => "lm_head".to_owned(),
+        layer => format!("{above}.{layer}"),
+    };
+    adapters.save(folder.directory(), layer)?;
+    let began = compression.and_then(|own| own.weights.as_deref()).or(settings.run.init.as_deref());
+    let base = began.map_or_else(|| "the model that the run began with".into(), |began| printable(began));
     folder.text(
         "README.md",
         &format!(

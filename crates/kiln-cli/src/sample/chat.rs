@@ -9,51 +9,85 @@ use kiln_data::{ASSISTANT, ChatTemplate, Message, Tokenizer, TokenizerKind, USER
 use super::generate::{End, Writer};
 use super::output::Output;
 use super::text::decoded;
+use crate::interrupt::Interrupt;
 use crate::usage::Usage;
+use crate::words::counted;
 
 /// The chat template in the folder of a tokenizer.
 ///
 /// # Errors
 /// [`Usage`] if there is none, and those of [`ChatTemplate::open`].
 pub(super) fn template(kind: &TokenizerKind) -> Result<ChatTemplate> {
-    let Some(folder) = kind.folder() else {
-        bail!(Usage("--chat needs a chat template, expected the model of a Hugging Face folder".into()));
+    let TokenizerKind::Folder(folder) = kind else {
+        bail!(Usage(
+            "--chat needs a chat template, expected the model of a Hugging Face folder with a tokenizer.json".into()
+        ));
     };
     let expected = "expected a chat_template.jinja in it, or a chat_template in its tokenizer_config.json";
     let missing = || Usage(format!("--chat needs a chat template, and '{}' has none: {expected}", printable(folder)));
     Ok(ChatTemplate::open(folder)?.ok_or_else(missing)?)
 }
 
-/// Answers `only`, or else the messages of stdin until it ends. The template writes the whole conversation before each answer. Returns why the
-/// last answer ended.
-///
-/// # Errors
-/// Those of the template, the tokenizer and the model, and those of stdin.
-pub(super) fn chat(
-    writer: &Writer<'_>,
-    tokenizer: &Tokenizer,
-    template: &ChatTemplate,
-    only: Option<String>,
-    is_json: bool,
-) -> Result<End> {
-    let asked: Box<dyn Iterator<Item = Result<String>>> = match only {
-        Some(message) => Box::new(once(Ok(message))),
-        None => Box::new(from_fn(|| line().transpose())),
-    };
-    let mut messages = vec![];
-    for (turn, message) in asked.enumerate() {
-        let message = message?;
-        messages.push(Message::new(USER, message.as_str()));
-        let ids = tokenizer.encode(&template.render(&messages, true)?)?;
-        let output = Output::new(is_json, &message);
-        let answer = writer.prompt(&ids)?.generate(turn, |text| output.text(text))?;
-        output.end(turn, &answer, writer.seed)?;
-        if answer.end != End::Done {
-            return Ok(answer.end);
+/// A chat with a model.
+pub(super) struct Chat<'a> {
+    pub(super) writer: &'a Writer<'a>,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) template: &'a ChatTemplate,
+    /// Tokens that the model reads at once.
+    pub(super) room: usize,
+    pub(super) interrupt: &'a Interrupt,
+}
+
+impl Chat<'_> {
+    /// Answers `only`, or else the messages of stdin until it ends. The template writes the whole conversation before each answer. Returns why
+    /// the last answer ended.
+    ///
+    /// # Errors
+    /// Those of the template, the tokenizer and the model, those of stdin, and [`Usage`] for a message that is longer than what the model reads.
+    pub(super) fn answer(&self, only: Option<String>, is_json: bool) -> Result<End> {
+        let asked: Box<dyn Iterator<Item = Result<String>>> = match only {
+            Some(message) => Box::new(once(Ok(message))),
+            None => Box::new(from_fn(|| self.interrupt.at_once(line).transpose())),
+        };
+        let mut messages = vec![];
+        for (turn, message) in asked.enumerate() {
+            let message = message?;
+            messages.push(Message::new(USER, message.as_str()));
+            let ids = self.read(&mut messages)?;
+            let output = Output::new(is_json, &message);
+            let answer = self.writer.prompt(&ids)?.generate(turn, |text| output.text(text))?;
+            output.end(turn, &answer, self.writer.seed)?;
+            if answer.end != End::Done {
+                return Ok(answer.end);
+            }
+            messages.push(Message::new(ASSISTANT, answer.text));
         }
-        messages.push(Message::new(ASSISTANT, answer.text));
+        Ok(End::Done)
     }
-    Ok(End::Done)
+
+    /// The tokens of the conversation. The oldest messages and answers are left out where the model could not read all of it.
+    fn read(&self, messages: &mut Vec<Message>) -> Result<Vec<u32>> {
+        let all = messages.len();
+        loop {
+            let ids = self.tokenizer.encode(&self.template.render(messages, true)?)?;
+            if ids.len() < self.room {
+                if messages.len() < all {
+                    tracing::warn!(
+                        "the oldest {} of the conversation no longer fit",
+                        counted(all - messages.len(), "message")
+                    );
+                }
+                return Ok(ids);
+            }
+            if messages.len() < 3 {
+                let (tokens, room) = (ids.len(), self.room - 1);
+                bail!(Usage(format!(
+                    "the message has {tokens} tokens as the template writes it, expected at most {room}"
+                )));
+            }
+            messages.drain(..2); // a message and its answer
+        }
+    }
 }
 
 /// The next line of stdin that has more than white space; `None` at the end.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
-use kiln_data::{Tokenizer, TokenizerKind, printable};
+use kiln_data::{Tokenizer, printable};
 use kiln_models::{Decoder, Sampling};
 use rand::RngExt;
 
@@ -26,6 +26,7 @@ use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
 use crate::words::counted;
 
+use chat::Chat;
 use folder::untrained;
 use generate::{End, Writer};
 use output::Output;
@@ -49,9 +50,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let (tokenizer, _) = next_token(&settings)?;
     let kind = &settings.data.text.tokenizer;
     let template = arguments.chat.then(|| chat::template(kind)).transpose()?;
-    // A vocabulary without a tokenizer.json has no special tokens in a text.
-    let ends = template.is_some() || matches!(kind, TokenizerKind::Folder(_));
-    let stops = if ends { stops(kind, &tokenizer)? } else { vec![] };
+    let stops = stops(kind, &tokenizer)?;
     let prompt = text::prompt(arguments)?;
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
@@ -75,8 +74,12 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
         total: Cell::default(),
     };
     let end = match &template {
-        Some(template) => chat::chat(&writer, &tokenizer, template, prompt, arguments.json)?,
-        None => texts(&writer, &tokenizer, prompt.as_deref().unwrap_or(text::NONE), arguments)?,
+        Some(template) => {
+            let room = settings.model.context();
+            let chat = Chat { writer: &writer, tokenizer: &tokenizer, template, room, interrupt: &interrupt };
+            chat.answer(prompt, arguments.json)?
+        }
+        None => texts(&writer, (&tokenizer, !is_trained), prompt.as_deref().unwrap_or(text::NONE), arguments)?,
     };
     if end != End::Closed {
         let (tokens, seconds) = writer.total.get();
@@ -86,9 +89,17 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     Ok(if end == End::Interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// Writes continuations of `prompt`. Returns why the last one ended.
-fn texts(writer: &Writer<'_>, tokenizer: &Tokenizer, prompt: &str, arguments: &Sample) -> Result<End> {
-    let prompted = writer.prompt(&tokenizer.encode(prompt)?)?;
+/// Writes continuations of `prompt`, before which a model of a folder that was not trained here reads what its tokenizer puts there. Returns why
+/// the last one ended.
+fn texts(
+    writer: &Writer<'_>,
+    (tokenizer, is_folder): (&Tokenizer, bool),
+    prompt: &str,
+    arguments: &Sample,
+) -> Result<End> {
+    let begin = if is_folder { tokenizer.begin() } else { None };
+    let ids: Vec<u32> = begin.into_iter().chain(tokenizer.encode(prompt)?).collect();
+    let prompted = writer.prompt(&ids)?;
     let output = Output::new(arguments.json, prompt);
     for sample in 0..arguments.samples {
         output.begin(sample)?;

@@ -182,6 +182,21 @@ fn masks_and_an_adapter_under_fake_quantisation() {
     assert_eq!(Adapters::of(&model).unwrap().iter().map(|(path, _)| path).collect::<Vec<_>>(), ["fc.weight"]);
 }
 
+#[test]
+fn a_layer_reads_the_parts_of_an_adapter_that_is_alone() {
+    fn reads_parts<R: Reparameterizer>(nest: R) -> bool {
+        kiln_operations::low_rank_parts(&plain().apply_reparameterization(nest).fc.weight).is_some()
+    }
+    assert!(reads_parts(rank_two()));
+    assert!(reads_parts(rank_two().with_dora(true)));
+    assert!(reads_parts(Nest::optional(None::<Masks>, Some(rank_two()))));
+    // The value of two adapters, or of an adapter beside something else, is not that of one.
+    assert!(!reads_parts(Nest::new(rank_two(), rank_two())));
+    assert!(!reads_parts(Nest::new(Masks::of(&plain()), rank_two())));
+    assert!(!reads_parts(Nest::new(rank_two(), four_bits(&plain()))));
+    assert!(!reads_parts(Nest::new(eight_bits(&plain()).packing(), rank_two())));
+}
+
 fn eight_bits(plain: &Net) -> QuantizedModel {
     quantize(plain, &Quantization::bits(8)).unwrap()
 }

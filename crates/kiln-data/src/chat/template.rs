@@ -17,14 +17,18 @@ use crate::printable::printable;
 
 /// The file of a template in a folder.
 const FILE: &str = "chat_template.jinja";
+/// Instructions of a rendering, above which it is refused: a conversation of a thousand messages takes some hundred thousand.
+const WORK: u64 = 20_000_000;
+/// The function of the date.
+const CLOCK: &str = "strftime_now";
 /// The name of the template in its environment, and in messages.
 const NAME: &str = "chat";
 
 /// A chat template: a Jinja template that writes a conversation as the text that a model was trained on.
 ///
 /// It renders as in transformers (`chat_template_utils.py`, `_compile_jinja_template`): line breaks after blocks and white space before them are
-/// left out, and `break`, `continue`, `raise_exception`, `strftime_now` (in UTC), `tojson` and the methods of Python's texts, lists and
-/// dictionaries are there.
+/// left out, and `break`, `continue`, `raise_exception`, `strftime_now` (in UTC), `tojson` and the usual methods of Python's texts,
+/// lists and dictionaries (those of `minijinja-contrib`) are there. A message has its role and its content, and there are no tools.
 ///
 /// ```
 /// use kiln_data::{ChatTemplate, Message, SpecialTokens};
@@ -72,8 +76,10 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(refused)?);
         environment.set_unknown_method_callback(unknown_method_callback);
+        // A template of a folder may be anybody's.
+        environment.set_fuel(Some(WORK));
         environment.add_filter("tojson", tojson);
-        environment.add_function("strftime_now", |format: String| now(&format));
+        environment.add_function(CLOCK, |format: String| now(&format));
         environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -84,6 +90,13 @@ impl ChatTemplate {
             hash.update(text.as_bytes());
         }
         Ok(Self { environment, tokens: tokens.clone(), fingerprint: hash.digest() })
+    }
+
+    /// The template without `strftime_now`: its texts do not depend on the day. Templates that ask whether it is there write a date of their own.
+    #[must_use]
+    pub fn without_clock(mut self) -> Self {
+        self.environment.remove_global(CLOCK);
+        self
     }
 
     /// The text of a conversation. With `asks` it ends with the beginning of an answer (transformers' `add_generation_prompt`).

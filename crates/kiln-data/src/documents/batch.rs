@@ -21,9 +21,12 @@ pub struct DocumentBatch {
     pub learned: Vec<bool>,
     /// `B` document ids, for records of what was trained.
     pub ids: Vec<usize>,
+    /// The length to which documents are padded: that of the longest one of the batch from the loader. A part of the batch keeps it, so that
+    /// a document has the same bits in a batch of any size.
+    pub padded: u32,
 }
 
-/// A [`DocumentBatch`] on a device, padded at the end to T, the number of tokens to predict in the longest document.
+/// A [`DocumentBatch`] on a device, padded at the end to T, the number of tokens to predict in the longest document of the loader's batch.
 #[derive(Clone, Debug)]
 pub struct DocumentTensors {
     /// `[B, T]`; the padding id after the end of a document.
@@ -81,7 +84,8 @@ impl DocumentBatch {
                 learned[start..][range.start as usize..range.end as usize].fill(true);
             }
         }
-        Ok(Self { tokens, lengths, learned, ids: plan.ids.clone() })
+        let padded = lengths.iter().copied().max().unwrap_or(0);
+        Ok(Self { tokens, lengths, learned, ids: plan.ids.clone(), padded })
     }
 
     /// Number of documents.
@@ -96,11 +100,10 @@ impl DocumentBatch {
 
     /// `[B, T]` on a device; T is 0 for no document.
     pub fn shape(&self) -> [usize; 2] {
-        let longest = self.lengths.iter().max().map_or(0, |longest| *longest as usize - 1);
-        [self.len(), longest]
+        [self.len(), (self.padded as usize).saturating_sub(1)]
     }
 
-    /// The documents in `samples`, in a batch of their own, as long as the longest of them.
+    /// The documents in `samples`, in a batch of their own that is padded as this one.
     ///
     /// # Panics
     /// When `samples` ends after [`len`](Self::len).
@@ -113,6 +116,7 @@ impl DocumentBatch {
             learned: self.learned[part].to_vec(),
             lengths: lengths.to_vec(),
             ids: self.ids[samples].to_vec(),
+            padded: self.padded,
         }
     }
 

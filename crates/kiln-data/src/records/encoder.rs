@@ -10,16 +10,18 @@ use crate::error::Error;
 use crate::text::{Tokenizer, TokenizerKind};
 
 /// The version of the rules in this file: another one makes other tokens.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Turns records into token ids, and finds the ids that are learned: all of a text, a completion, and the assistant's messages of a
 /// conversation.
 ///
-/// A text and a completion are followed by the token that ends a text, if there is one, which is learned too. A conversation is written by the
-/// chat template, which has its own ends.
+/// A text, and a prompt with its completion, begin with the token that the tokenizer puts before a text, if it does, and end with the token that
+/// ends a text, if there is one, which is learned too. A conversation is written by the chat template, which has its own. A template that asks
+/// for the date finds no clock, so that tokens do not depend on the day: Llama 3.2's then writes its own date.
 pub struct RecordEncoder<'a> {
     tokenizer: &'a Tokenizer,
     template: Option<ChatTemplate>,
+    begin: Option<u32>,
     end: Option<u32>,
 }
 
@@ -37,7 +39,7 @@ pub struct EncodedRecord {
 impl<'a> RecordEncoder<'a> {
     /// An encoder without a chat template and without a token that ends a text.
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, template: None, end: None }
+        Self { tokenizer, template: None, begin: None, end: None }
     }
 
     /// The encoder with the chat template and the end of a text that the folder of the tokenizer names, if `kind` has one.
@@ -47,8 +49,13 @@ impl<'a> RecordEncoder<'a> {
     pub fn open(tokenizer: &'a Tokenizer, kind: &TokenizerKind) -> Result<Self, Error> {
         let encoder = Self::new(tokenizer);
         let Some(folder) = kind.folder() else { return Ok(encoder) };
-        let end = SpecialTokens::open(folder)?.end(tokenizer);
-        Ok(Self { template: ChatTemplate::open(folder)?, end, ..encoder })
+        let (begin, end) = (tokenizer.begin(), SpecialTokens::open(folder)?.end(tokenizer));
+        // A vocabulary without a tokenizer.json spells the special tokens that a template writes.
+        let template = match kind {
+            TokenizerKind::Folder(folder) => ChatTemplate::open(folder)?.map(ChatTemplate::without_clock),
+            _ => None,
+        };
+        Ok(Self { template, begin, end, ..encoder })
     }
 
     /// The encoder with a chat template.
@@ -75,14 +82,14 @@ impl<'a> RecordEncoder<'a> {
     /// the template writes other text before a message of the assistant than without it.
     pub fn encode(&self, record: &Record) -> Result<EncodedRecord, Error> {
         match record {
-            Record::Text(text) => self.marked(text, &[0..text.len()], self.end),
+            Record::Text(text) => self.marked(text, &[0..text.len()], (self.begin, self.end)),
             Record::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
-                self.marked(&text, &[prompt.len()..text.len()], self.end)
+                self.marked(&text, &[prompt.len()..text.len()], (self.begin, self.end))
             }
             Record::Conversation(messages) => {
                 let (text, answers, changed) = self.conversation(messages)?;
-                Ok(EncodedRecord { changed, ..self.marked(&text, &answers, None)? })
+                Ok(EncodedRecord { changed, ..self.marked(&text, &answers, (None, None))? })
             }
         }
     }
@@ -106,8 +113,9 @@ impl<'a> RecordEncoder<'a> {
             let with = template.render(&messages[..=number], false)?;
             if !with.starts_with(&before) {
                 return Err(refused(format!(
-                    "with message {number}, which is the assistant's, the chat template writes other text before it than without, expected \
-                     a template that adds to the text"
+                    "with message {}, which is the assistant's, the chat template writes other text before it than without, expected \
+                     a template that adds to the text",
+                    number + 1
                 )));
             }
             if !whole.starts_with(&with) {
@@ -119,10 +127,15 @@ impl<'a> RecordEncoder<'a> {
         Ok((whole, answers, changed))
     }
 
-    /// The ids of `text`, and after it that of `end`. Learned are those with a part in one of the `places`, which are in ascending order, and the
-    /// end.
-    fn marked(&self, text: &str, places: &[Range<usize>], end: Option<u32>) -> Result<EncodedRecord, Error> {
-        let mut encoded = EncodedRecord::default();
+    /// The ids of `text` between that of the beginning and that of the end. Learned are those with a part in one of the `places`, which are in
+    /// ascending order, and the end.
+    fn marked(
+        &self,
+        text: &str,
+        places: &[Range<usize>],
+        (begin, end): (Option<u32>, Option<u32>),
+    ) -> Result<EncodedRecord, Error> {
+        let mut encoded = EncodedRecord { ids: Vec::from_iter(begin), ..EncodedRecord::default() };
         let mut learn = |at: u32| match encoded.learned.last_mut() {
             Some(last) if last.end == at => last.end += 1,
             _ => encoded.learned.push(at..at + 1),
@@ -149,7 +162,9 @@ impl<'a> RecordEncoder<'a> {
         for number in [VERSION, self.tokenizer.fingerprint(), u64::from(template.is_some()), template.unwrap_or(0)] {
             hash.update(&number.to_le_bytes());
         }
-        hash.update(&self.end.map_or(u64::MAX, u64::from).to_le_bytes());
+        for token in [self.begin, self.end] {
+            hash.update(&token.map_or(u64::MAX, u64::from).to_le_bytes());
+        }
         hash.digest()
     }
 }

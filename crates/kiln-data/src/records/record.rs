@@ -7,6 +7,9 @@ use crate::chat::Message;
 /// What is expected of a line of JSON.
 const KINDS: &str = "`text`, `prompt` and `completion`, or `messages`";
 
+/// Fields of messages whose content a chat template would write, and which are not read.
+const UNREAD: [&str; 4] = ["tool_calls", "function_call", "reasoning_content", "thinking"];
+
 /// A record of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -31,15 +34,17 @@ impl Record {
     pub(super) fn of_json(line: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(line).map_err(|error| format!("no JSON: {error}"))?;
         let Value::Object(fields) = value else { return Err(format!("no JSON object, expected one with {KINDS}")) };
-        if let Some(messages) = fields.get("messages") {
+        // A table of rows of several kinds has null where a row has no such field.
+        let field = |name: &str| fields.get(name).filter(|value| !value.is_null());
+        if let Some(messages) = field("messages") {
             return conversation(messages).map(Self::Conversation);
         }
-        let text = |name: &str| match fields.get(name) {
+        let text = |name: &str| match field(name) {
             Some(Value::String(text)) => Ok(text.clone()),
             Some(_) => Err(format!("`{name}` is no text, expected one in quotes")),
             None => Err(format!("`{name}` is missing, expected {KINDS}")),
         };
-        let has = |name: &str| fields.contains_key(name);
+        let has = |name: &str| field(name).is_some();
         match [has("prompt"), has("completion"), has("text")] {
             [true, true, _] | [true, false, false] | [false, true, false] => {
                 Ok(Self::Completion { prompt: text("prompt")?, completion: text("completion")? })
@@ -53,7 +58,14 @@ impl Record {
 fn conversation(messages: &Value) -> Result<Vec<Message>, String> {
     let expected = "expected a list of {\"role\": .., \"content\": ..}";
     let Value::Array(messages) = messages else { return Err(format!("`messages` is no list, {expected}")) };
-    let message = |(number, message): (usize, &Value)| {
+    let message = |(index, message): (usize, &Value)| {
+        let number = index + 1;
+        // What they say would be missing in the text that is learned.
+        if let Some(unread) = UNREAD.iter().find(|name| !message[**name].is_null()) {
+            return Err(format!(
+                "message {number} has `{unread}`, which is not read, expected `role` and `content` alone"
+            ));
+        }
         let text = |name: &str| match &message[name] {
             Value::String(text) => Ok(text.clone()),
             _ => Err(format!("message {number} has no `{name}` that is a text, {expected}")),

@@ -29,15 +29,14 @@ impl Format {
     }
 }
 
-/// Whether `path` has records: a file ending in .jsonl, .ndjson or .csv, or a directory with such files and without .txt files.
+/// Whether `path` has records: a file ending in .jsonl, .ndjson or .csv, or a directory with such files.
 pub fn has_records(path: impl AsRef<Path>) -> bool {
     let path = path.as_ref();
     if path.is_file() {
         return Format::of(path).is_some();
     }
     let files = list(path).unwrap_or_default();
-    let is_text = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "txt");
-    !files.iter().any(is_text) && files.iter().any(|file| file.is_file() && Format::of(file).is_some())
+    files.iter().any(|file| file.is_file() && Format::of(file).is_some())
 }
 
 /// Files of records of one format.
@@ -50,14 +49,24 @@ impl RecordFiles {
     /// `path`, or the files of records in it when it is a directory, in the order of their names.
     ///
     /// # Errors
-    /// [`Error::Read`], and [`Error::NoDataSet`] for other files, and for files of both formats.
+    /// [`Error::Read`], and [`Error::NoDataSet`] for other files, for files of both formats, and for a directory that has text as well.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let expected = "expected files ending in .jsonl or .ndjson, or files ending in .csv";
         let mut paths = if path.is_dir() { list(path)? } else { vec![path.to_owned()] };
+        let is_text = |file: &PathBuf| file.is_file() && file.extension().is_some_and(|extension| extension == "txt");
+        let text = paths.iter().find(|file| is_text(file)).cloned();
         paths.retain(|file| path == file || file.is_file() && Format::of(file).is_some());
         let Some(format) = paths.first().and_then(|first| Format::of(first)) else {
             return Err(Error::no_data_set(path, expected));
         };
+        if let Some(text) = text.filter(|_| path.is_dir()) {
+            let reason = format!(
+                "'{}' is text and '{}' has records, expected files of one of them",
+                name(&text),
+                name(&paths[0])
+            );
+            return Err(Error::no_data_set(path, reason));
+        }
         if let Some(other) = paths.iter().find(|file| Format::of(file) != Some(format)) {
             let reason = format!("'{}' and '{}' are of different formats, {expected}", name(&paths[0]), name(other));
             return Err(Error::no_data_set(path, reason));

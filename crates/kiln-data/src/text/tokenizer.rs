@@ -180,6 +180,13 @@ impl Tokenizer {
         }
     }
 
+    /// The id that the tokenizer of a Hugging Face model puts before a text, if it does.
+    pub fn begin(&self) -> Option<u32> {
+        let Self::Bpe(bpe) = self else { return None };
+        let encoding = bpe.tokenizer.encode("", true).ok()?;
+        encoding.get_ids().first().copied().filter(|id| (*id as usize) < self.vocab())
+    }
+
     /// The id of a token by its text in the vocabulary, as of `<|endoftext|>`.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         match self {
@@ -188,11 +195,17 @@ impl Tokenizer {
         }
     }
 
-    /// Bytes of text of each id; 0 for an id that the vocabulary lacks.
+    /// Bytes of text of each id; 0 for an id that the vocabulary lacks, and for a special token, which stands for no text.
     pub fn byte_lengths(&self) -> Vec<u32> {
         match self {
             Self::Bytes => vec![1; 256],
-            Self::Bpe(_) => self.token_bytes().iter().map(|bytes| bytes.len() as u32).collect(),
+            Self::Bpe(bpe) => {
+                let added = bpe.tokenizer.get_added_tokens_decoder();
+                let is_special = |id: usize| added.get(&(id as u32)).is_some_and(|token| token.special);
+                let bytes = self.token_bytes();
+                let length = |(id, bytes): (usize, &Vec<u8>)| if is_special(id) { 0 } else { bytes.len() as u32 };
+                bytes.iter().enumerate().map(length).collect()
+            }
         }
     }
 

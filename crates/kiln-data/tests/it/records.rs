@@ -101,7 +101,7 @@ fn conversations_that_cannot_be_learned_are_refused() {
         (
             of("mistral-v0.3"),
             &chat(&[("system", "s"), ("user", "a"), ("assistant", "b")]),
-            ["message 2", "other text before it"],
+            ["message 3", "other text before it"],
         ),
     ] {
         assert_one_line(encoder.encode(record).unwrap_err(), &parts);
@@ -144,9 +144,13 @@ fn files_and_directories_of_each_format_are_read_in_order() {
     assert_one_line(opened(folder.path()).unwrap_err(), &["'a.NDJSON' and 't.csv' are of different formats"]);
     fs::write(at("u.csv"), "text\nwhale\n").unwrap();
     assert_eq!(texts(&opened(&at("u.csv")).unwrap().documents), ["w[hale]"]);
-    // A directory with text stays one of text.
+    // Whether text or records are meant cannot be known.
     fs::write(at("c.txt"), "text").unwrap();
-    assert!(!has_records(folder.path()));
+    assert_one_line(opened(folder.path()).unwrap_err(), &["'c.txt' is text and 'a.NDJSON' has records"]);
+    // A row of a table of several kinds has null where it has no value.
+    fs::write(at("n.jsonl"), "{\"messages\": null, \"prompt\": null, \"completion\": null, \"text\": \"one\"}")
+        .unwrap();
+    assert_eq!(texts(&opened(&at("n.jsonl")).unwrap().documents), ["o[ne]"]);
 }
 
 #[test]
@@ -163,12 +167,18 @@ fn a_bad_record_is_named_by_its_file_and_line() {
         ("a.jsonl", "{\"completion\": \"a\"}", 1, "`prompt` is missing"),
         ("a.jsonl", "{\"text\": 3}", 1, "`text` is no text"),
         ("a.jsonl", "{\"messages\": {}}", 1, "`messages` is no list"),
-        ("a.jsonl", "{\"messages\": [{\"role\": \"user\"}]}", 1, "message 0 has no `content`"),
+        ("a.jsonl", "{\"messages\": [{\"role\": \"user\"}]}", 1, "message 1 has no `content`"),
         (
             "a.jsonl",
             "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
             1,
             "no message has the role `assistant`",
+        ),
+        (
+            "a.jsonl",
+            "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}",
+            1,
+            "message 1 has `tool_calls`, which is not read",
         ),
         ("a.jsonl", "{\"messages\": []}", 1, "no message has the role `assistant`"),
         ("a.csv", "prompt,answer\na,b\n", 1, "the columns are `prompt`, `answer`, expected `text`"),

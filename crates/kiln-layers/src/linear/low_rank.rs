@@ -78,9 +78,11 @@ fn factors<B: KernelBackend>(
         let sum = B::float_add(rows, scaled::<B>(cast::<B>(product, DType::F32), s.clone()));
         squares = B::float_add(squares, B::float_sum_dim(B::float_mul(sum.clone(), sum), 0));
     }
+    let norms = B::float_reshape(B::float_sqrt(squares), Shape::new([outputs]));
     // An output whose weights are all 0 stays 0.
-    let norms = B::float_clamp_min(B::float_sqrt(squares), f32::MIN_POSITIVE.into());
-    let inverse = B::float_recip(B::float_reshape(norms, Shape::new([outputs])));
+    let is_any = B::float_sign(norms.clone());
+    let inverse = B::float_recip(B::float_clamp_min(norms, f32::MIN_POSITIVE.into()));
+    let inverse = B::float_mul(inverse, is_any);
     Some([B::float_mul(cast::<B>(magnitude.clone(), DType::F32), inverse.clone()), inverse])
 }
 

@@ -146,7 +146,8 @@ pub(crate) fn parameters(linear: &Linear, width: usize, device: &Device) -> Resu
     let no_bias = |weight: &Tensor<2>| Tensor::empty([0], (device, weight.dtype()));
     let parameters = match low_rank_parts(&linear.weight) {
         Some(parts) => {
-            let bias = bias.unwrap_or_else(|| no_bias(&parts.weight));
+            // A policy's cast, which the stored weight is read without, is on the bias alone.
+            let bias = bias.map(|bias| bias.cast(parts.weight.dtype())).unwrap_or_else(|| no_bias(&parts.weight));
             Parameters::changed(parts, bias, device)
         }
         None => {

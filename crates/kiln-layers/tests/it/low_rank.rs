@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::module::{Module, ModuleMapper, Param, Reparameterization, Reparameterizer};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, AttentionOptions, Mask, activation_linear, linear, norm_linear, norm_self_attention};
@@ -150,6 +150,30 @@ fn parts_have_the_output_and_the_gradients_of_the_sum() {
             let options = || AttentionOptions::from(Mask::Causal).with_key_lengths(vec![7, 2, 5]);
             assert_as_sums(&model, dtype, &what, |model, x| model.one(x, options()));
         }
+    }
+}
+
+/// Casts vectors, as a policy casts what is not a weight with an adapter.
+struct CastVectors(DType);
+
+impl ModuleMapper for CastVectors {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let dtype = if D == 1 { self.0 } else { DType::F32 };
+        param.map(|value| value.cast(dtype).detach().require_grad())
+    }
+}
+
+#[test]
+fn a_frozen_weight_in_f32_is_read_beside_a_bias_in_16_bits() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F16, DType::BF16] {
+        let mixed = Layers::new(DType::F32, &device).map(&mut CastVectors(dtype));
+        let x = tensor([3, 7, WIDTH], 1, 2.0, dtype, &device);
+        let apart = run(&attach::<_, Apart>(mixed.clone(), false, |_| true), &x, Layers::forward);
+        let in_f32 = Layers::new(DType::F32, &device).map(&mut CastVectors(dtype)).map(&mut CastVectors(DType::F32));
+        let exact = run(&attach::<_, Apart>(in_f32, false, |_| true), &x.cast(DType::F32), Layers::forward);
+        let far = distance(&apart.0, &exact.0);
+        assert!(far <= 4.0 * tolerance(dtype), "{dtype:?}: off by {far}");
     }
 }
 

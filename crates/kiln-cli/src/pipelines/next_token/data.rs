@@ -36,15 +36,24 @@ impl TokenData {
         }
     }
 
-    /// A batch of the largest samples, to plan with. `None` if all are of one size.
-    ///
-    /// # Errors
-    /// Those of the tokens' file.
-    pub(super) fn largest(&self, samples: usize) -> Result<Option<TokenBatch>> {
+    /// The length of the longest record; 0 for a text.
+    fn longest(&self) -> u32 {
         match self {
-            Self::Text(_) => Ok(None),
-            Self::Records(documents) => Ok(Some(DocumentBatch::longest(documents, samples)?.into())),
+            Self::Text(_) => 0,
+            Self::Records(documents) => documents.lengths().iter().copied().max().unwrap_or(0),
         }
+    }
+}
+
+/// A batch of the largest samples of both parts, to plan with. `None` if all are of one size.
+///
+/// # Errors
+/// Those of the tokens' file.
+pub(super) fn largest(data: &TrainTest<TokenData>, samples: usize) -> Result<Option<TokenBatch>> {
+    let longest = if data.train.longest() < data.test.longest() { &data.test } else { &data.train };
+    match longest {
+        TokenData::Text(_) => Ok(None),
+        TokenData::Records(documents) => Ok(Some(DocumentBatch::longest(documents, samples)?.into())),
     }
 }
 
@@ -118,8 +127,8 @@ fn say(path: &Path, records: &Records, context: usize) {
     if records.changed > 0 {
         let answers = counted(records.changed, "answer");
         tracing::warn!(
-            "{path}: {answers} not learned, which the chat template changes when other messages follow; a record that ends with an answer \
-             teaches it"
+            "{path}: {answers} not learned, because the chat template changes them when other messages follow. The last answer of a record is \
+             always learned: write each answer as the end of a record of its own"
         );
     }
 }

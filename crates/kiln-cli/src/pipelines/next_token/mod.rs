@@ -15,7 +15,7 @@ use crate::device;
 use crate::pipelines::run::{Run, SAMPLES, Setup};
 use crate::pipelines::teacher::TeacherModel;
 use crate::usage::Usage;
-use data::loaders;
+use data::{largest, loaders};
 
 pub(crate) use continuation::reader;
 pub use data::{TokenData, open, test_loader};
@@ -30,7 +30,7 @@ pub use task::{NextToken, next_token};
 pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken>, Device)> {
     let (tokenizer, task) = next_token(&settings)?;
     let data = open(&settings, &tokenizer)?;
-    let largest = data.train.largest(SAMPLES)?;
+    let largest = largest(&data, SAMPLES)?;
     let has_teacher = settings.compression.as_ref().is_some_and(|compression| compression.teacher.is_some());
     if has_teacher && largest.is_some() {
         bail!(Usage("a model learns from a teacher on text, expected --data with a text and not with records".into()));

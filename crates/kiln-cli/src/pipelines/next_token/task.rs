@@ -67,7 +67,8 @@ impl Task for NextToken {
         let bytes: u32 = batch.target_ids().into_iter().map(|id| self.byte_lengths[id as usize]).sum();
         let tokens = batch.targets();
         let nats = mean * tokens as f64;
-        let per_byte = Metric::mean(nats.clone(), bytes as usize).finished_by(|nats| nats / std::f64::consts::LN_2);
+        let per_byte =
+            Metric::mean(nats.clone(), (bytes as usize).max(1)).finished_by(|nats| nats / std::f64::consts::LN_2);
         Metrics::new()
             .with("bits_per_byte", per_byte)
             .with("perplexity", Metric::mean(nats.clone(), tokens).finished_by(perplexity))
