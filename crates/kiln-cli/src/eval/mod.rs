@@ -42,7 +42,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let mut settings = settings::<NextToken>(&mut arguments)?;
             if let Some(data) = &arguments.data {
                 // All records of a file are evaluated on, and of a text the end.
-                settings.data.text.validation = Some(data.clone()).filter(has_records);
+                settings.data.text.validation = Some(data.clone()).filter(|data| has_records(data));
             }
             let device = device::open(&settings.run.device)?;
             let (tokenizer, task) = next_token::next_token(&settings)?;
