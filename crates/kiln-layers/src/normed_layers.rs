@@ -65,12 +65,15 @@ impl<T: Clone> NormedLayers<T> {
 /// Gradients of inputs, and of the change of each layer.
 pub(crate) type OfLayers<T> = (Vec<Option<T>>, Vec<Option<Change<Option<T>>>>);
 
+/// The sums of inputs, and of the change of each layer.
+type SumsOfLayers<T> = (Vec<Onto<T>>, Vec<Option<Change<Onto<T>>>>);
+
 /// Flags and sums of the inputs and of the low-rank changes: whether their gradients are wanted, and what they are added to.
 pub(crate) struct Wanted<T> {
     pub(crate) inputs: Vec<bool>,
     pub(crate) changes: Vec<Option<Change<bool>>>,
     /// With sums, one for each input, rows are added in their order, to the sums that are there.
-    pub(crate) sums: Option<(Vec<Onto<T>>, Vec<Option<Change<Onto<T>>>>)>,
+    pub(crate) sums: Option<SumsOfLayers<T>>,
 }
 
 /// The gradients of the layers' inputs that are wanted, in their order, from those of the outputs.

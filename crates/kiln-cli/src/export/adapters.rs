@@ -59,7 +59,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     };
     adapters.save(folder.directory(), layer)?;
     let began = compression.and_then(|own| own.weights.as_deref()).or(settings.run.init.as_deref());
-    let base = began.map_or_else(|| "the model that the run began with".into(), |began| printable(began));
+    let base = began.map_or_else(|| "the model that the run began with".into(), printable);
     folder.text(
         "README.md",
         &format!(

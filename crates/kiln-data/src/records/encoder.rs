@@ -1,6 +1,7 @@
 //! Records as token ids, with the ranges of those that are learned.
 
 use std::ops::Range;
+use std::slice::from_ref;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -82,10 +83,10 @@ impl<'a> RecordEncoder<'a> {
     /// the template writes other text before a message of the assistant than without it.
     pub fn encode(&self, record: &Record) -> Result<EncodedRecord, Error> {
         match record {
-            Record::Text(text) => self.marked(text, &[0..text.len()], (self.begin, self.end)),
+            Record::Text(text) => self.marked(text, from_ref(&(0..text.len())), (self.begin, self.end)),
             Record::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
-                self.marked(&text, &[prompt.len()..text.len()], (self.begin, self.end))
+                self.marked(&text, from_ref(&(prompt.len()..text.len())), (self.begin, self.end))
             }
             Record::Conversation(messages) => {
                 let (text, answers, changed) = self.conversation(messages)?;

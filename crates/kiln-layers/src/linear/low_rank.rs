@@ -86,6 +86,9 @@ fn factors<B: KernelBackend>(
     Some([B::float_mul(cast::<B>(magnitude.clone(), DType::F32), inverse.clone()), inverse])
 }
 
+/// The sums of a layer's weight and bias, and of its change.
+type SumsOfLayer<T> = ([Onto<T>; 2], Change<Onto<T>>);
+
 /// A layer's parameters and what they are read with, from which the backward pass computes gradients.
 pub(crate) struct LayerBackward<T> {
     /// What the layer reads, with its weight.
@@ -98,7 +101,7 @@ pub(crate) struct LayerBackward<T> {
     /// Whether the gradient of the rows is wanted that the layer reads behind its prologue.
     pub(crate) for_rows: bool,
     /// With sums, rows are added in their order, to the sums that are there.
-    pub(crate) sums: Option<([Onto<T>; 2], Change<Onto<T>>)>,
+    pub(crate) sums: Option<SumsOfLayer<T>>,
 }
 
 /// The gradients of a layer's parameters, and of the rows that it reads.

@@ -168,9 +168,9 @@ fn a_frozen_weight_in_f32_is_read_beside_a_bias_in_16_bits() {
     let device = Device::flex().autodiff();
     for dtype in [DType::F16, DType::BF16] {
         let mixed = Layers::new(DType::F32, &device).map(&mut CastVectors(dtype));
+        let in_f32 = mixed.clone().map(&mut CastVectors(DType::F32));
         let x = tensor([3, 7, WIDTH], 1, 2.0, dtype, &device);
         let apart = run(&attach::<_, Apart>(mixed.clone(), false, |_| true), &x, Layers::forward);
-        let in_f32 = Layers::new(DType::F32, &device).map(&mut CastVectors(dtype)).map(&mut CastVectors(DType::F32));
         let exact = run(&attach::<_, Apart>(in_f32, false, |_| true), &x.cast(DType::F32), Layers::forward);
         let far = distance(&apart.0, &exact.0);
         assert!(far <= 4.0 * tolerance(dtype), "{dtype:?}: off by {far}");
