@@ -82,8 +82,8 @@ fn learns(case: &Case) {
     let before = stored(trainer.model());
     let batch = case.batch(0);
     let reports: Vec<StepReport> = (0..8).map(|_| trainer.step(&batch).unwrap()).collect();
-    let (first, last) = (reports[0].loss, reports[7].loss);
-    assert!(last < 0.99 * first, "{context}: {first} to {last}");
+    let losses: Vec<f64> = reports.iter().map(|report| report.loss).collect();
+    assert!(losses[7] < 0.99 * losses[0], "{context}: {losses:?}");
     let after = stored(trainer.model());
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
 
@@ -128,7 +128,7 @@ fn what_is_attached_trains_and_beside_adapters_nothing_else() {
     let _turn = beside();
     for precision in [Precision::F32, Precision::BF16] {
         // Adapters start at no change at all, so that they take larger steps.
-        for (optimizer, rate) in [(OptimizerConfig::adamw(), 0.05), (OptimizerConfig::sgd(), 0.5)] {
+        for (optimizer, rate) in [(OptimizerConfig::adamw(), 0.02), (OptimizerConfig::sgd(), 0.5)] {
             for lean in [false, true] {
                 let momentum = (!lean).then_some(0.1);
                 let qat = Smaller { momentum, ..qat() };
