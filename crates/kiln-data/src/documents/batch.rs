@@ -130,9 +130,9 @@ impl DocumentBatch {
     /// If no document has the id, a loss that ignores it (burn's `with_pad_tokens`) gives the same result.
     pub fn to_device(&self, padding: u32, device: &Device) -> DocumentTensors {
         let shape = self.shape();
-        let [inputs, targets] = self.padded([i64::from(padding); 2]);
+        let [inputs, targets] = self.in_rows([i64::from(padding); 2]);
         // Where something is learned is known from targets that no token has.
-        let mask = self.padded([0, -1])[1].iter().map(|target| *target >= 0).collect::<Vec<_>>();
+        let mask = self.in_rows([0, -1])[1].iter().map(|target| *target >= 0).collect::<Vec<_>>();
         DocumentTensors {
             inputs: Tensor::from_data(TensorData::new(inputs, shape), device),
             targets: Tensor::from_data(TensorData::new(targets, shape), device),
@@ -145,12 +145,12 @@ impl DocumentBatch {
     pub fn to_device_ignoring(&self, ignored: i64, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
         let shape = self.shape();
         let [inputs, targets] =
-            self.padded([0, ignored]).map(|ids| Tensor::from_data(TensorData::new(ids, shape), device));
+            self.in_rows([0, ignored]).map(|ids| Tensor::from_data(TensorData::new(ids, shape), device));
         (inputs, targets)
     }
 
     /// Inputs and targets, row by row, with a value of each for the places that have none.
-    fn padded(&self, [input, target]: [i64; 2]) -> [Vec<i64>; 2] {
+    fn in_rows(&self, [input, target]: [i64; 2]) -> [Vec<i64>; 2] {
         let [b, t] = self.shape();
         let (mut inputs, mut targets, mut start) = (vec![input; b * t], vec![target; b * t], 0);
         for (row, length) in self.lengths.iter().map(|length| *length as usize).enumerate() {

@@ -48,6 +48,8 @@ pub enum Tokenizer {
 pub struct Bpe {
     tokenizer: Box<tokenizers::Tokenizer>,
     form: Form,
+    /// The id that the tokenizer puts before a text.
+    begin: Option<u32>,
     /// XXH3 of its files.
     fingerprint: u64,
 }
@@ -100,7 +102,8 @@ impl Tokenizer {
         }
         let byte_level = ByteLevel::default().add_prefix_space(false);
         tokenizer.with_pre_tokenizer(Some(byte_level)).with_decoder(Some(byte_level));
-        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form: Form::GPT2, fingerprint: fingerprint.digest() }))
+        let (form, fingerprint) = (Form::GPT2, fingerprint.digest());
+        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form, begin: None, fingerprint }))
     }
 
     /// The tokenizer of a Hugging Face model, from `tokenizer.json` in `folder`. Special tokens in a text become their ids; none is added. Bytes
@@ -118,14 +121,15 @@ impl Tokenizer {
         if json["model"]["dropout"].as_f64().is_some_and(|rate| rate > 0.0) {
             return Err(fail("it drops merges at random, expected a tokenizer without dropout".into()));
         }
-        // A text is read as a whole, whatever inputs the file was last used for. No special token is added, and the step that would do so takes
-        // white space from the places of tokens.
-        tokenizer.with_padding(None).with_post_processor(None::<PostProcessorWrapper>);
-        tokenizer.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        // A text is read as a whole, whatever inputs the file was last used for.
+        tokenizer.with_padding(None).with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        let begin = first_special(&tokenizer);
+        // No special token is added, and the step that would do so takes white space from the places of tokens.
+        tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         let form = Form::of(&json);
         let mut fingerprint = Xxh3Default::new();
         fingerprint.update(&bytes);
-        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form, fingerprint: fingerprint.digest() }))
+        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), form, begin, fingerprint: fingerprint.digest() }))
     }
 
     /// Number of distinct ids.
@@ -182,9 +186,10 @@ impl Tokenizer {
 
     /// The id that the tokenizer of a Hugging Face model puts before a text, if it does.
     pub fn begin(&self) -> Option<u32> {
-        let Self::Bpe(bpe) = self else { return None };
-        let encoding = bpe.tokenizer.encode("", true).ok()?;
-        encoding.get_ids().first().copied().filter(|id| (*id as usize) < self.vocab())
+        match self {
+            Self::Bytes => None,
+            Self::Bpe(bpe) => bpe.begin.filter(|id| (*id as usize) < self.vocab()),
+        }
     }
 
     /// The id of a token by its text in the vocabulary, as of `<|endoftext|>`.
@@ -254,4 +259,11 @@ impl Tokenizer {
             Self::Bpe(bpe) => bpe.fingerprint,
         }
     }
+}
+
+/// The special token that a tokenizer puts before a text.
+fn first_special(tokenizer: &tokenizers::Tokenizer) -> Option<u32> {
+    let encoding = tokenizer.encode("a", true).ok()?;
+    let is_special = encoding.get_special_tokens_mask().first() == Some(&1);
+    encoding.get_ids().first().copied().filter(|_| is_special)
 }

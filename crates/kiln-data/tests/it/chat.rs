@@ -100,3 +100,15 @@ fn damaged_templates_and_files_are_refused_in_one_line() {
         assert_one_line(error, &[part]);
     }
 }
+
+#[test]
+fn a_template_without_a_clock_writes_its_own_date_and_one_that_never_ends_is_refused() {
+    let dated = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}26 Jul 2024{% endif %}";
+    let template = ChatTemplate::new(dated, &SpecialTokens::default()).unwrap();
+    assert!(template.render(&[], false).unwrap().starts_with("20"));
+    assert_eq!(template.without_clock().render(&[], false).unwrap(), "26 Jul 2024");
+
+    let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::new(loops, &SpecialTokens::default()).unwrap();
+    assert_one_line(template.render(&[], false).unwrap_err(), &["chat template: ", "fuel"]);
+}

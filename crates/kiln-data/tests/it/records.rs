@@ -154,6 +154,32 @@ fn files_and_directories_of_each_format_are_read_in_order() {
 }
 
 #[test]
+fn a_record_begins_as_its_tokenizer_begins_a_text() {
+    let folder = tempdir().unwrap();
+    let mut file: Value =
+        serde_json::from_slice(&fs::read(fixture("decoders/smollm/tokenizer.json")).unwrap()).unwrap();
+    let begin = json!({ "id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"] });
+    let part = |name: &str| json!({ "Sequence": { "id": name, "type_id": 0 } });
+    let special = json!({ "SpecialToken": { "id": "<|im_start|>", "type_id": 0 } });
+    file["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": [special, part("A")], "pair": [part("A"), part("B")],
+        "special_tokens": { "<|im_start|>": begin },
+    });
+    fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let kind = TokenizerKind::Folder(folder.path().to_owned());
+    let tokenizer = Tokenizer::open(&kind).unwrap();
+    assert_eq!((tokenizer.begin(), smollm().begin(), Tokenizer::Bytes.begin()), (Some(1), None, None));
+    let encoder = RecordEncoder::open(&tokenizer, &kind).unwrap();
+    for (record, expected) in [
+        (Record::Text("Call me".into()), "<|im_start|>[Call me]"),
+        (Record::Completion { prompt: "Where?".into(), completion: " There.".into() }, "<|im_start|>Where?[ There.]"),
+    ] {
+        let encoded = encoder.encode(&record).unwrap();
+        assert_eq!(shown(&tokenizer, &encoded.ids, &encoded.learned), expected);
+    }
+}
+
+#[test]
 fn a_bad_record_is_named_by_its_file_and_line() {
     let folder = tempdir().unwrap();
     let template = RecordEncoder::new(&Tokenizer::Bytes).with_template(template("llama-3"));
