@@ -94,6 +94,11 @@ pub(crate) fn alternatives(names: impl Iterator<Item = String>) -> String {
     }
 }
 
+/// Bits of the weights beside adapters.
+pub(crate) fn base_bits(text: &str) -> Result<u8, String> {
+    if text == "4" { Ok(4) } else { Err("expected 4".into()) }
+}
+
 /// A number of things, below 2^32.
 pub(crate) fn number<N: TryFrom<u32>>(text: &str) -> Result<N, String> {
     let number: u32 = text.parse().map_err(|error: ParseIntError| error.to_string())?;

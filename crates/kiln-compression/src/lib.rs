@@ -4,7 +4,7 @@
 //!   [`calibrate`] finds the ranges of inputs. [`FakeQuantizer`] trains a model for its integers.
 //! - [`Masks`], [`prune`], [`Gradual`]: weights that are left out. [`Channels`], [`shrink`]: channels that are removed.
 //! - [`DistillationLoss`]: a small model learns from a large one.
-//! - [`LowRank`], [`Adapters`]: LoRA and DoRA with peft's files.
+//! - [`LowRank`], [`Adapters`]: LoRA and DoRA with peft's files. [`FourBits`]: the frozen weights beside them in four bits (QLoRA).
 //! - [`Nest`]: several of them on one parameter.
 //!
 //! ```
@@ -30,6 +30,7 @@
 mod distill;
 mod error;
 mod files;
+mod four_bits;
 mod lora;
 mod nest;
 mod parameters;
@@ -38,6 +39,7 @@ mod quantize;
 
 pub use distill::{DistillationLoss, Teacher};
 pub use error::Error;
+pub use four_bits::{FourBitCodes, FourBitLevels, FourBitWeights, FourBits, placeholders};
 pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};
 pub use prune::{

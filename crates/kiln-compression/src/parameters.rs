@@ -77,6 +77,8 @@ pub(crate) enum Item<'a> {
 /// A float parameter of any rank.
 pub(crate) trait FloatParam {
     fn id(&self) -> ParamId;
+    /// The device on which it is or will be.
+    fn device(&self) -> Device;
     /// Its shape. Does not initialise the parameter; a linear layer in the layout `Col` has another shape until it is initialised.
     fn shape(&self) -> Vec<usize>;
     /// The shape of the stored value.
@@ -96,6 +98,10 @@ pub(crate) trait FloatParam {
 impl<const D: usize> FloatParam for Param<Tensor<D>> {
     fn id(&self) -> ParamId {
         self.id
+    }
+
+    fn device(&self) -> Device {
+        self.lazy_device()
     }
 
     fn shape(&self) -> Vec<usize> {

@@ -8,7 +8,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::check::{main_input, same_size};
 use crate::error::Error;
 use crate::linear::{
-    Changed, LayerBackward, LayerWeight, OfLayer, PARAMETERS, Prologue, changed_linear, layer_backward, nothing,
+    Appended, LayerBackward, LayerWeight, OfLayer, PARAMETERS, Prologue, changed_linear, layer_backward, nothing,
     parameters, plain,
 };
 use crate::norm::{Norm, NormSettings};
@@ -32,21 +32,22 @@ pub fn gated_feed_forward<const D: usize>(
 ) -> Result<Tensor<D>, Error> {
     main_input("the input", &x)?;
     let (width, device) = (x.dims()[D - 1], x.device());
+    let of_rows = (&device, x.dtype());
     let (norm_weight, _, settings) = Norm::from(norm).parameters(width)?;
-    let (gate, up) = (parameters(gate, width, &device)?, parameters(up, width, &device)?);
+    let (gate, up) = (parameters(gate, width, of_rows)?, parameters(up, width, of_rows)?);
     let ([_, hidden], [_, of_up]) = (gate.weight.dims(), up.weight.dims());
     same_size(("the number of outputs of the gate", hidden), ("that of the layer beside it", of_up))?;
-    let (layers, changes) = layer_inputs([gate, up, parameters(down, hidden, &device)?]);
+    let (layers, parts) = layer_inputs([gate, up, parameters(down, hidden, of_rows)?]);
     let mut inputs: Vec<_> = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers).collect();
-    let changed = Changed::append(&mut inputs, changes);
-    Ok(Tensor::from_dispatch(run(GatedFeedForward { norm: settings, changed }, inputs).remove(0)))
+    let appended = Appended::append(&mut inputs, parts);
+    Ok(Tensor::from_dispatch(run(GatedFeedForward { norm: settings, appended }, inputs).remove(0)))
 }
 
-/// Inputs are x, the norm's weight, weight and bias of gate, up and down, and their low-rank changes.
+/// Inputs are x, the norm's weight, weight and bias of gate, up and down, and the parts of their weights.
 #[derive(Clone, Debug)]
 struct GatedFeedForward {
     norm: NormSettings,
-    changed: Changed,
+    appended: Appended,
 }
 
 /// What the backward pass needs.
@@ -71,10 +72,10 @@ impl Operation for GatedFeedForward {
         mut inputs: Vec<FloatTensor<B>>,
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
-        let mut changes = self.changed.take(&mut inputs);
+        let [gate, up, parts] = all(self.appended.take(&mut inputs));
         let [weight, bias] = all(inputs.split_off(6));
-        let weight = LayerWeight { weight, change: changes.pop().flatten() };
-        let (outputs, layers) = normed_layers::<B>(inputs, changes, self.norm);
+        let weight = LayerWeight { weight, parts };
+        let (outputs, layers) = normed_layers::<B>(inputs, vec![gate, up], self.norm);
         let [gate, up] = all(outputs);
         let product = product::<B>(&gate, &up);
         let saved = wanted.contains(&true).then(|| Saved { layers, gate, up, weight: weight.clone() });
@@ -123,8 +124,8 @@ impl GatedFeedForward {
         mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
         let mut wanted = wanted.to_vec();
-        let mut changes = self.changed.take(&mut wanted);
-        let mut change_sums = sums.as_mut().map(|sums| self.changed.take(sums));
+        let mut changes = self.appended.take_changes(&mut wanted);
+        let mut change_sums = sums.as_mut().map(|sums| self.appended.take_changes(sums));
         let first = layers.inputs();
         let of_change = changes.pop().flatten();
         let last_sums = sums.as_mut().zip(change_sums.as_mut()).map(|(sums, changes)| {
@@ -139,7 +140,7 @@ impl GatedFeedForward {
         let read = if reads { product::<B>(&gate, &up) } else { gate.clone() };
         let OfLayer { own, change, rows } = layer_backward::<B>(LayerBackward {
             read: plain::<B>(read, weight.weight),
-            change: weight.change,
+            parts: weight.parts,
             gradient,
             wanted: (own, of_change.unwrap_or_default()),
             for_rows: before,

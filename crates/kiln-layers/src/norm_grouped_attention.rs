@@ -9,7 +9,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::attention::{AttentionOptions, Settings, Sizes, grouped, grouped_backward, grouped_terms};
 use crate::check::{main_input, same_size};
 use crate::error::Error;
-use crate::linear::{Change, Changed, PARAMETERS, nothing, parameters};
+use crate::linear::{Appended, PARAMETERS, Parts, nothing, parameters};
 use crate::norm::{Norm, NormSettings, row_norm, row_norm_gradients};
 use crate::normed_layers::{NormedLayers, Wanted, layer_inputs, normed_gradients, normed_layers};
 use crate::rotary::{Direction, RotaryOptions, rotated_heads};
@@ -52,7 +52,8 @@ pub fn norm_grouped_attention(
     let Projections { norm, query, key, value, head_norms, rotary, heads } = projections;
     let ([samples, time, width], device) = (x.dims(), x.device());
     let (norm_weight, _, norm) = Norm::from(norm).parameters(width)?;
-    let layer = |layer| parameters(layer, width, &device);
+    let dtype = x.dtype();
+    let layer = |layer| parameters(layer, width, (&device, dtype));
     let layers = [layer(query)?, layer(key)?, layer(value)?];
     let [of_query, of_key, of_value] = layers.each_ref().map(|layer| layer.weight.dims()[1]);
     same_size(("the number of outputs of the keys", of_key), ("that of the values", of_value))?;
@@ -73,16 +74,16 @@ pub fn norm_grouped_attention(
         head_weights.push(weight.into_dispatch());
         head_settings.push(settings);
     }
-    let (layers, changes) = layer_inputs(layers);
+    let (layers, parts) = layer_inputs(layers);
     let inputs = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers);
     let mut inputs: Vec<_> = inputs.chain(head_weights).chain(masks).collect();
-    let changed = Changed::append(&mut inputs, changes);
-    let operation = NormGroupedAttention { norm, head_norms: head_settings, rotary, settings, changed };
+    let appended = Appended::append(&mut inputs, parts);
+    let operation = NormGroupedAttention { norm, head_norms: head_settings, rotary, settings, appended };
     Ok(Tensor::from_dispatch(run(operation, inputs).remove(0)))
 }
 
 /// Inputs are x, the norm's weight, weight and bias of each of the three layers, the weights of the norms of heads, if there are any, the
-/// masks of the attention, and the low-rank changes of the layers.
+/// masks of the attention, and the parts of the layers' weights.
 #[derive(Clone, Debug)]
 struct NormGroupedAttention {
     norm: NormSettings,
@@ -90,7 +91,7 @@ struct NormGroupedAttention {
     head_norms: Vec<NormSettings>,
     rotary: RotaryOptions,
     settings: Settings,
-    changed: Changed,
+    appended: Appended,
 }
 
 /// What the backward pass needs.
@@ -98,8 +99,8 @@ struct NormGroupedAttention {
 struct Saved<T> {
     /// x, the norm's weight, and weight and bias of each layer.
     layers: Vec<T>,
-    /// The layers' low-rank changes.
-    changes: Vec<Option<Change<T>>>,
+    /// The parts of their weights.
+    parts: Vec<Parts<T>>,
     /// Weights of the norms of heads.
     head_norms: Vec<T>,
     masks: Vec<T>,
@@ -120,16 +121,16 @@ impl Operation for NormGroupedAttention {
         mut inputs: Vec<FloatTensor<B>>,
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
-        let changes = self.changed.take(&mut inputs);
+        let parts = self.appended.take(&mut inputs);
         let mut head_norms = inputs.split_off(OF_LAYERS);
         let masks = head_norms.split_off(self.head_norms.len());
-        let kept = wanted.contains(&true).then(|| (inputs.clone(), changes.clone()));
-        let Heads { heads, .. } = self.heads::<B>(inputs, changes, &head_norms);
+        let kept = wanted.contains(&true).then(|| (inputs.clone(), parts.clone()));
+        let Heads { heads, .. } = self.heads::<B>(inputs, parts, &head_norms);
         let [output, log_sums] = grouped::<B>(heads, &self.settings, &masks);
         let output = joined::<B>(output);
-        let saved = kept.map(|(layers, changes)| Saved {
+        let saved = kept.map(|(layers, parts)| Saved {
             layers,
-            changes,
+            parts,
             head_norms,
             masks,
             output: output.clone(),
@@ -174,10 +175,10 @@ impl NormGroupedAttention {
     fn heads<B: KernelBackend>(
         &self,
         layers: Vec<FloatTensor<B>>,
-        changes: Vec<Option<Change<FloatTensor<B>>>>,
+        parts: Vec<Parts<FloatTensor<B>>>,
         head_norms: &[FloatTensor<B>],
     ) -> Heads<B> {
-        let (projected, layers) = normed_layers::<B>(layers, changes, self.norm);
+        let (projected, layers) = normed_layers::<B>(layers, parts, self.norm);
         let depth = projected[0].shape()[2] / self.settings.heads;
         let mut normed = vec![];
         let heads = projected.into_iter().enumerate().map(|(index, projected)| {
@@ -198,16 +199,16 @@ impl NormGroupedAttention {
 
     fn gradients<B: KernelBackend>(
         &self,
-        Saved { layers, changes, head_norms, masks, output, log_sums }: Saved<FloatTensor<B>>,
+        Saved { layers, parts, head_norms, masks, output, log_sums }: Saved<FloatTensor<B>>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
         mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
         let mut wanted = wanted.to_vec();
         let (wanted_changes, change_sums) =
-            (self.changed.take(&mut wanted), sums.as_mut().map(|sums| self.changed.take(sums)));
+            (self.appended.take_changes(&mut wanted), sums.as_mut().map(|sums| self.appended.take_changes(sums)));
         let Heads { heads: [queries, keys, values], layers, mut normed } =
-            self.heads::<B>(layers, changes, &head_norms);
+            self.heads::<B>(layers, parts, &head_norms);
         let (depth, masks_without_gradients) = (queries.shape()[3], vec![None; masks.len()]);
         let by_heads = |tensor| B::float_swap_dims(split::<B>(tensor, depth), 1, 2);
         let saved = [queries, keys, values, by_heads(output), log_sums];

@@ -5,17 +5,17 @@ use burn::backend::tensor::FloatTensor;
 use kiln_operations::{KernelBackend, Onto, all};
 
 use crate::linear::{
-    Change, LayerBackward, LayerWeight, LinearSaved, OfLayer, Parameters, Prologue, changed_linear, layer_backward,
+    Change, LayerBackward, LayerWeight, LinearSaved, OfLayer, Parameters, Parts, Prologue, changed_linear, layer_backward,
     nothing, prologue_gradients,
 };
 use crate::norm::NormSettings;
 
-/// Weight and bias of each layer, and their low-rank changes.
+/// Weight and bias of each layer, and the parts of the weights.
 pub(crate) fn layer_inputs(
     layers: impl IntoIterator<Item = Parameters>,
-) -> (Vec<DispatchTensor>, Vec<Option<Change<DispatchTensor>>>) {
-    let (layers, changes): (Vec<_>, Vec<_>) = layers.into_iter().map(Parameters::into_inputs).unzip();
-    (layers.into_iter().flatten().collect(), changes)
+) -> (Vec<DispatchTensor>, Vec<Parts<DispatchTensor>>) {
+    let (layers, parts): (Vec<_>, Vec<_>) = layers.into_iter().map(Parameters::into_inputs).unzip();
+    (layers.into_iter().flatten().collect(), parts)
 }
 
 /// What the backward pass of the layers needs.
@@ -32,19 +32,19 @@ pub(crate) struct NormedLayers<T> {
     settings: NormSettings,
 }
 
-/// The outputs of the layers, from x, the norm's weight, and weight and bias of each layer, and from their low-rank changes.
+/// The outputs of the layers, from x, the norm's weight, and weight and bias of each layer, and from the parts of the weights.
 pub(crate) fn normed_layers<B: KernelBackend>(
     inputs: Vec<FloatTensor<B>>,
-    changes: Vec<Option<Change<FloatTensor<B>>>>,
+    parts: Vec<Parts<FloatTensor<B>>>,
     settings: NormSettings,
 ) -> (Vec<FloatTensor<B>>, NormedLayers<FloatTensor<B>>) {
     let mut inputs = inputs.into_iter();
     let [x, norm] = all(inputs.by_ref().take(2).collect());
     let none = nothing::<B>(&norm);
     let (mut outputs, mut weights, mut found) = (vec![], vec![], None);
-    for change in changes {
+    for parts in parts {
         let [weight, bias] = all(inputs.by_ref().take(2).collect());
-        let weight = LayerWeight { weight, change };
+        let weight = LayerWeight { weight, parts };
         weights.push(weight.clone());
         let norm = [norm.clone(), none.clone()];
         let [y, statistics] = changed_linear::<B>(x.clone(), norm, weight, bias, Prologue::Norm(settings));
@@ -93,10 +93,10 @@ pub(crate) fn normed_gradients<B: KernelBackend>(
         let own_sums = sums.as_mut().map(|sums| all::<_, 2>(sums.by_ref().take(2).collect()));
         let own_change_sums =
             change_sums.as_mut().map(|sums| sums.next().flatten().unwrap_or([(); 4].map(|()| Onto::Apart)));
-        let LayerWeight { weight, change } = weight;
+        let LayerWeight { weight, parts } = weight;
         let OfLayer { own, change, rows } = layer_backward::<B>(LayerBackward {
             read: LinearSaved { x: x.clone(), statistics: statistics.clone(), norm: norm.clone(), weight, prologue },
-            change,
+            parts,
             gradient,
             wanted: ([wanted[2 + 2 * index], wanted[3 + 2 * index]], of_change.unwrap_or_default()),
             for_rows: wanted[0] || wanted[1],

@@ -8,7 +8,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::attention::{AttentionOptions, Settings, packed, packed_backward, packed_terms};
 use crate::error::Error;
 use crate::linear::{
-    Change, Changed, Input, LayerWeight, LinearSaved, PARAMETERS, Prepared, Prologue, changed_linear, layer_gradients,
+    Appended, Input, LayerWeight, LinearSaved, PARAMETERS, Parts, Prepared, Prologue, changed_linear, layer_gradients,
     prepared,
 };
 use crate::norm::Norm;
@@ -41,20 +41,20 @@ pub(crate) fn projected_attention(
     options: AttentionOptions,
 ) -> Result<Tensor<3>, Error> {
     let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.dims(), x.device());
-    let Prepared { prologue, mut inputs, change } = prepared(input, qkv, x)?;
+    let Prepared { prologue, mut inputs, parts } = prepared(input, qkv, x)?;
     let (settings, masks) = packed_terms([samples, time, packed], heads, options, &device)?.into_inputs();
     inputs.extend(masks);
-    let changed = Changed::append(&mut inputs, [change]);
-    Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings, changed }, inputs).remove(0)))
+    let appended = Appended::append(&mut inputs, [parts]);
+    Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings, appended }, inputs).remove(0)))
 }
 
 /// The prologue of the linear layer, and the settings of the attention. Inputs are x, the norm's weight and bias, the layer's weight and
-/// bias, the masks of the attention, and the layer's low-rank change.
+/// bias, the masks of the attention, and the parts of the weight.
 #[derive(Clone, Debug)]
 pub(super) struct ProjectedAttention {
     pub(super) prologue: Prologue,
     pub(super) settings: Settings,
-    pub(super) changed: Changed,
+    pub(super) appended: Appended,
 }
 
 /// What the backward pass needs.
@@ -62,7 +62,7 @@ pub(super) struct ProjectedAttention {
 pub(super) struct Saved<T> {
     /// x, norm's weight and bias, weight and bias.
     linear: [T; 5],
-    change: Option<Change<T>>,
+    parts: Parts<T>,
     output: T,
     log_sums: T,
     masks: Vec<T>,
@@ -78,13 +78,13 @@ impl Operation for ProjectedAttention {
         mut inputs: Vec<FloatTensor<B>>,
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
-        let [change] = all(self.changed.take(&mut inputs));
+        let [parts] = all(self.appended.take(&mut inputs));
         let masks = inputs.split_off(5);
         let linear: [FloatTensor<B>; 5] = all(inputs);
-        let kept = wanted.contains(&true).then(|| (linear.clone(), change.clone()));
-        let [qkv, _] = self.projected::<B>(linear, change);
+        let kept = wanted.contains(&true).then(|| (linear.clone(), parts.clone()));
+        let [qkv, _] = self.projected::<B>(linear, parts);
         let [output, log_sums] = packed::<B>(qkv, &self.settings, &masks);
-        let saved = kept.map(|(linear, change)| Saved { linear, change, output: output.clone(), log_sums, masks });
+        let saved = kept.map(|(linear, parts)| Saved { linear, parts, output: output.clone(), log_sums, masks });
         Computed { outputs: vec![output], saved }
     }
 
@@ -117,22 +117,22 @@ impl ProjectedAttention {
     fn projected<B: KernelBackend>(
         &self,
         [x, norm_weight, norm_bias, weight, bias]: [FloatTensor<B>; 5],
-        change: Option<Change<FloatTensor<B>>>,
+        parts: Parts<FloatTensor<B>>,
     ) -> [FloatTensor<B>; 2] {
-        changed_linear::<B>(x, [norm_weight, norm_bias], LayerWeight { weight, change }, bias, self.prologue)
+        changed_linear::<B>(x, [norm_weight, norm_bias], LayerWeight { weight, parts }, bias, self.prologue)
     }
 
     fn gradients<B: KernelBackend>(
         &self,
-        Saved { linear, change, output, log_sums, masks }: Saved<FloatTensor<B>>,
+        Saved { linear, parts, output, log_sums, masks }: Saved<FloatTensor<B>>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
         sums: Option<Vec<Onto<FloatTensor<B>>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        let [qkv, statistics] = self.projected::<B>(linear.clone(), change.clone());
+        let [qkv, statistics] = self.projected::<B>(linear.clone(), parts.clone());
         let gradient = packed_backward::<B>([qkv, output, log_sums], gradient, &self.settings, masks);
         let [x, norm_weight, norm_bias, weight, _] = linear;
         let saved = LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: self.prologue };
-        layer_gradients::<B>(saved, &self.changed, vec![change], gradient, wanted, sums)
+        layer_gradients::<B>(saved, &self.appended, parts, gradient, wanted, sums)
     }
 }

@@ -146,7 +146,7 @@ impl<B: KernelBackend, C: CheckpointStrategy> Operations for Autodiff<B, C> {
 /// Runs an operation on the device of its inputs, and returns its outputs. The first input is a tensor of numbers.
 ///
 /// # Panics
-/// Without inputs or with more than 28. burn panics for devices for which this crate is not compiled.
+/// Without inputs or with more than 36. burn panics for devices for which this crate is not compiled.
 pub fn run<O: Operation>(operation: O, inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
     Dispatch::operation(Inputs(inputs.into_iter().map(Input::Float).collect()), operation)
 }

@@ -18,7 +18,7 @@ use crate::sinks::{offered, taken_sum};
 use crate::sum_pass::{Place, Taken, adds_in_order, put, reads, settle, take};
 
 /// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
-const INPUTS: usize = 28;
+const INPUTS: usize = 36;
 
 /// An operation in the graph.
 struct Node<O> {

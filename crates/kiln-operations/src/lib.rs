@@ -8,7 +8,8 @@
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
 //! - [`accumulate_into`]: a backward pass that adds gradients to sums where it makes them. [`Sinks`]: one that hands them over there.
 //! - [`RunningSums`]: sums of gradients to which operations add row after row, so that a batch has the same bits however it is cut.
-//! - [`low_rank_parts`]: a weight with a low-rank change in its parts, which layers read without the sum.
+//! - [`weight_parts`]: a weight in codes of four bits, with a low-rank change, in its parts, which layers read without their sum.
+//! - [`FourBitWeight`]: a weight in codes of four bits. [`dynamic_map`]: the levels of codes of eight bits.
 //! - [`RowParts`]: a matrix that is in memory some rows at a time. [`update_part`]: an optimizer's update of some rows of a parameter.
 //! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
@@ -32,10 +33,11 @@ pub mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
 mod dispatch;
+mod dynamic_map;
+mod four_bits;
 #[cfg(feature = "cube")]
 mod fused;
 mod graph;
-mod low_rank;
 mod operation;
 mod product;
 mod read_parameter;
@@ -47,13 +49,15 @@ mod sinks;
 mod sum_pass;
 mod sums;
 mod updated_part;
+mod weight_parts;
 
 pub use capture::{like, operation, operations};
 pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
+pub use dynamic_map::dynamic_map;
+pub use four_bits::{BLOCK, FOUR_BITS, FourBitWeight, GROUP, four_bit_lengths, widened_four_bits};
 #[cfg(feature = "cube")]
 pub use fused::launch;
-pub use low_rank::{CAST, LOW_RANK, LowRankWeight, NESTED, low_rank_parts};
 #[cfg(feature = "cube")]
 pub use operation::CubeKernel;
 pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, Onto, Operation, all};
@@ -66,6 +70,7 @@ pub use sinks::Sinks;
 pub use sum_pass::{SumPass, adds_in_order, first_sample, stands_for};
 pub use sums::accumulate_into;
 pub use updated_part::{UpdatedPart, update_part, updated_part};
+pub use weight_parts::{CAST, LOW_RANK, LowRankChange, NESTED, WeightParts, weight_parts};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the
 /// last bits differ from run to run (burn-flex 0.22, `sum_f32_contiguous`).

@@ -153,7 +153,7 @@ pub struct Computed<B: Backend, S> {
     pub saved: Option<S>,
 }
 
-/// One node of burn's graph with 1 to 28 inputs. Its settings are its fields.
+/// One node of burn's graph with 1 to 36 inputs. Its settings are its fields.
 pub trait Operation: Clone + Debug + Send + 'static {
     /// The name of the node.
     const NAME: &'static str;

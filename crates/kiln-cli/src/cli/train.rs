@@ -12,7 +12,7 @@ use crate::given::{Given, GivenNames};
 use crate::pipelines::classify::ImageSettings;
 use crate::pipelines::segment::IgnoredClass;
 use crate::pipelines::{ParallelSettings, RunSettings};
-use crate::values::{BATCH_RULE, CHANNELS, OPTIMIZER, STEM, absolute_path, number, utf8_path};
+use crate::values::{BATCH_RULE, CHANNELS, OPTIMIZER, STEM, absolute_path, base_bits, number, utf8_path};
 
 /// Options of a call that no settings file has, or has in another form.
 #[derive(Args, Default)]
@@ -259,4 +259,9 @@ pub(crate) struct AdapterArgs {
     /// With --lora: train the magnitude of each output by itself (DoRA)
     #[arg(long, requires = "lora", help_heading = "Adapters")]
     pub(crate) dora: bool,
+    /// With --lora: keep the weights of layers in 4 bits (QLoRA) [default: as they are]
+    ///
+    /// The head, embeddings and norms stay as they are.
+    #[arg(long, value_name = "BITS", value_parser = base_bits, requires = "lora", help_heading = "Adapters")]
+    pub(crate) base_bits: Option<u8>,
 }

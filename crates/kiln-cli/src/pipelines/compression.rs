@@ -1,11 +1,16 @@
 //! Settings that make a run's model smaller, and the attachments that follow from them.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
+use burn::store::bridge;
+use burn::store::burn_pack::Tensor as Filed;
 use kiln_compression::{
-    Error, FakeQuantizer, Gradual, LowRank, Masks, Nest, Pruning, Quantization, Scope, Shapes, mask_moments, prune,
+    Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization, Scope, Shapes, mask_moments, prune,
 };
 use kiln_precision::Policy;
 use kiln_training::{Task, TrainerBuilder};
@@ -65,6 +70,9 @@ pub struct LoraSettings {
     /// Whether the magnitude of each output is trained separately.
     #[serde(default)]
     pub dora: bool,
+    /// Bits of the weights that the adapters are trained beside: 4, in the codes NF4. `None` if they stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_bits: Option<u8>,
 }
 
 /// Quantisation-aware training.
@@ -90,8 +98,24 @@ pub struct TeacherSettings {
     pub share: f64,
 }
 
+/// Layers whose weights stay as they are beside codes: the head, as in transformers.
+pub(crate) const NOT_CODED: [&str; 1] = ["lm_head"];
+
 /// The attachments of a model: mask, adapter, fake quantisation.
 pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
+
+/// The attachments of a model whose weights are codes.
+pub type Coded = Nest<FourBitWeights, LowRank>;
+
+/// The source of the values of weights that are codes.
+#[derive(Clone, Default)]
+pub(crate) enum BaseValues {
+    /// A checkpoint, whose values come after the attachments.
+    #[default]
+    Checkpoint,
+    /// Tensors of a file by path, once they are found; for others the model.
+    Tensors(Rc<RefCell<BTreeMap<String, Filed>>>),
+}
 
 impl CompressionSettings {
     /// Whether something is attached to the model's parameters.
@@ -118,14 +142,60 @@ impl CompressionSettings {
         if !self.attaches() {
             return Ok(policy.autocast(model)?);
         }
+        if self.has_codes() {
+            let (coded, cast) = (self.coded(&model, &BaseValues::Checkpoint)?, policy.reparameterizer(&model)?);
+            return Ok(model.apply_reparameterization(Nest::new(coded, cast)));
+        }
         let (attached, cast) = (self.attached(&model)?, policy.reparameterizer(&model)?);
         Ok(model.apply_reparameterization(Nest::new(attached, cast)))
     }
 }
 
 impl CompressionSettings {
+    /// Whether weights of the model are codes.
+    pub fn has_codes(&self) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.base_bits.is_some())
+    }
+
+    /// Codes of weights and adapters beside them, for `model`, which must be plain.
+    ///
+    /// # Errors
+    /// Settings that do not fit each other, paths that the model does not have, and values that cannot be read.
+    pub(crate) fn coded(&self, model: &impl Module, values: &BaseValues) -> Result<Coded, Error> {
+        let refuse = |name, value: String, expected| Err(Error::InvalidSetting { name, value, expected });
+        let Some(lora) = &self.lora else { return Ok(Nest::optional(None, None)) };
+        if let Some(bits) = lora.base_bits.filter(|bits| *bits != 4) {
+            return refuse("the bits of the base", bits.to_string(), "4");
+        }
+        if self.prune.is_some() || self.quantize.is_some() {
+            let expected = "none in a run that prunes weights or trains them for integers";
+            return refuse("the bits of the base", "4".into(), expected);
+        }
+        let adapters = lora.adapters(model)?;
+        let codes = FourBits::default().skip(NOT_CODED);
+        let codes = match values {
+            BaseValues::Checkpoint => codes.shapes_of(model)?,
+            BaseValues::Tensors(tensors) => codes.of(model, |path| match tensors.borrow().get(path) {
+                Some(tensor) => {
+                    let unread = |reason: String| Error::Read { path: path.to_owned(), reason };
+                    bridge::to_data(tensor).map(Some).map_err(|reason| unread(reason.to_string()))
+                }
+                None => Ok(None),
+            })?,
+        };
+        let adapters = if lora.dora { adapters.with_magnitudes(codes.norms()) } else { adapters };
+        Ok(Nest::new(codes, adapters))
+    }
+
     /// Returns `builder` with everything attached to its model. Its masks are updated during the run.
-    pub(super) fn into_builder<T: Task>(self, builder: TrainerBuilder<'static, T>) -> TrainerBuilder<'static, T> {
+    pub(crate) fn into_builder<'a, T: Task>(
+        self,
+        builder: TrainerBuilder<'a, T>,
+        values: BaseValues,
+    ) -> TrainerBuilder<'a, T> {
+        if self.has_codes() {
+            return builder.with_early_reparameterization(move |model| self.coded(model, &values));
+        }
         let prune = self.prune.clone();
         let builder = builder.with_reparameterization(move |model| self.attached(model));
         match prune {

@@ -1,15 +1,17 @@
 //! The initial model of a run: its shapes, and the weights that its settings name.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use burn::tensor::Device;
+use kiln_compression::FourBits;
 use kiln_data::printable;
 use kiln_models::{Error, Matched, SafetensorsModel};
 use kiln_training::InitialValues;
 
-use super::compression::CompressionSettings;
+use super::compression::{BaseValues, CompressionSettings, NOT_CODED};
 use super::load::{MODEL, load_any, shaped};
 use super::settings::RunSettings;
 
@@ -40,6 +42,7 @@ pub(super) struct InitialModel {
     /// Whether a checkpoint already has the weights.
     weights_in_checkpoint: bool,
     taken: Taken,
+    base: BaseValues,
 }
 
 impl InitialModel {
@@ -49,12 +52,21 @@ impl InitialModel {
             init: run.init.clone(),
             weights_in_checkpoint: run.weights_in_checkpoint,
             taken: Taken::default(),
+            base: match run.weights_in_checkpoint {
+                true => BaseValues::Checkpoint,
+                false => BaseValues::Tensors(Rc::default()),
+            },
         }
     }
 
     /// A shared list of the tensors that were taken from the file.
     pub(super) fn taken(&self) -> Taken {
         self.taken.clone()
+    }
+
+    /// The values of weights that become codes, once [`values`](Self::values) has found them.
+    pub(super) fn base(&self) -> BaseValues {
+        self.base.clone()
     }
 
     /// Gives `model` the shapes and the weights that its compression says. On the device that records steps it loads no weights.
@@ -73,7 +85,7 @@ impl InitialModel {
         self.compression.as_ref()?.weights.as_ref()
     }
 
-    /// Adds the tensors of the file that the settings name.
+    /// Adds the tensors of the file that the settings name, without those of weights that become codes.
     pub(super) fn values<M: SafetensorsModel>(
         &self,
         model: &M,
@@ -85,7 +97,18 @@ impl InitialModel {
         };
         let (tensors, matched) = model.matching(weights_file(path)?).map_err(advised)?;
         *self.taken.borrow_mut() = Some(matched);
-        Ok(values.with_tensors(tensors))
+        let (Some(compression), BaseValues::Tensors(base)) =
+            (self.compression.as_ref().filter(|compression| compression.has_codes()), &self.base)
+        else {
+            return Ok(values.with_tensors(tensors));
+        };
+        // Weights that become codes are never in memory together.
+        let coded = FourBits::default().skip(NOT_CODED).shapes_of(model)?;
+        let coded: BTreeSet<&str> = coded.paths().collect();
+        let (coded, others): (Vec<_>, Vec<_>) =
+            tensors.into_iter().partition(|tensor| coded.contains(tensor.name.as_str()));
+        *base.borrow_mut() = coded.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Ok(values.with_tensors(others))
     }
 }
 

@@ -13,6 +13,7 @@ mod settings;
 mod teacher;
 
 pub use crate::values::{LoaderMemory, MemorySetting};
+pub(crate) use compression::BaseValues;
 pub use classify::{ClassCounts, Classify, ClassifySettings};
 pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,

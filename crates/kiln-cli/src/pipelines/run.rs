@@ -15,6 +15,7 @@ use kiln_training::{
 };
 
 use super::classify::ClassCounts;
+use super::compression::BaseValues;
 use super::initial_model::{InitError, InitialModel, Taken};
 use super::parallel::Places;
 use super::pipeline::{Pipeline, SettingsOf};
@@ -86,6 +87,8 @@ pub struct Run<P: Pipeline> {
     pub findings: Option<Finder<P::Model>>,
     /// Finds the initial values of a model.
     pub(super) values: FindValues<P::Model>,
+    /// The values of weights that become codes.
+    base: BaseValues,
     /// The rest, which stays with the caller when the task goes to the trainer.
     pub setup: Setup<P>,
 }
@@ -175,12 +178,13 @@ impl<P: Pipeline> Run<P> {
     ) -> Self {
         let initial = Rc::new(InitialModel::new(&setup.settings.run, setup.settings.compression.as_ref()));
         setup.taken = initial.taken();
+        let base = initial.base();
         let values = {
             let initial = initial.clone();
             Box::new(move |model: &P::Model| initial.values(model, rows.clone()))
         };
         let init = Box::new(move |device: &Device| initial.load(init(device)?, device));
-        Self { task, init, values, findings: Some(findings), setup }
+        Self { task, init, values, base, findings: Some(findings), setup }
     }
 
     /// Notes the settings that the run would have without options and files.
@@ -192,7 +196,7 @@ impl<P: Pipeline> Run<P> {
 
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, P>, Setup<P>) {
-        let Self { task, init, values, setup, .. } = self;
+        let Self { task, init, values, base, setup, .. } = self;
         let (run, optimizer) = (setup.settings.run.clone(), setup.settings.optimizer);
         let offload = run.optimizer_offload;
         let builder = Trainer::try_builder(task, init)
@@ -218,7 +222,7 @@ impl<P: Pipeline> Run<P> {
             .with_allocator(&HEAP);
         let compression = setup.settings.compression.as_ref().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {
-            Some(compression) => compression.into_builder(builder),
+            Some(compression) => compression.into_builder(builder, base),
             None => builder,
         };
         let builder = match run.memory {

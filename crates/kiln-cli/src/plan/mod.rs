@@ -21,7 +21,7 @@ use crate::device;
 use crate::output::print_json;
 use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
-use crate::pipelines::{CompressionSettings, NextToken, RunSettings, next_token};
+use crate::pipelines::{BaseValues, CompressionSettings, NextToken, RunSettings, next_token};
 use crate::usage::Usage;
 use crate::words::counted;
 use table::{Facts, legend, table};
@@ -111,12 +111,13 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let sample = TokenBatch::Windows(sample);
             let adapters = arguments.adapters.lora.map_or(String::new(), |rank| format!(", adapters of rank {rank}"));
-            let name = format!("{}, {}, vocabulary of {vocab}{adapters}", arguments.model, counted(context, "token"));
+            let base = arguments.adapters.base_bits.map_or(String::new(), |bits| format!(" beside weights of {bits} bits"));
+            let name = format!("{}, {}, vocabulary of {vocab}{adapters}{base}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
             let builder = match arguments.adapters.settings(&config) {
                 Some(lora) => {
                     let compression = CompressionSettings { lora: Some(lora), ..CompressionSettings::default() };
-                    builder.with_reparameterization(move |model| compression.attached(model))
+                    compression.into_builder(builder, BaseValues::Checkpoint)
                 }
                 None => builder,
             };

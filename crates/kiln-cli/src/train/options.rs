@@ -206,7 +206,7 @@ impl AdapterArgs {
             false => self.lora_targets.clone(),
         };
         let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
-        Some(LoraSettings { rank, alpha, targets, dora: self.dora })
+        Some(LoraSettings { rank, alpha, targets, dora: self.dora, base_bits: self.base_bits })
     }
 
     /// The options as words of a command.
@@ -219,6 +219,7 @@ impl AdapterArgs {
         add("--lora-alpha", self.lora_alpha.map(|alpha| alpha.to_string()));
         add("--lora-targets", Some(self.lora_targets.join(",")).filter(|targets| !targets.is_empty()));
         words.extend(self.dora.then(|| "--dora".into()));
+        words.extend(self.base_bits.into_iter().flat_map(|bits| ["--base-bits".to_owned(), bits.to_string()]));
         words
     }
 }

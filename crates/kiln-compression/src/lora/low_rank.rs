@@ -2,6 +2,7 @@
 // I inputs, O outputs, R rank
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
@@ -47,8 +48,18 @@ pub struct LowRank {
     scale: f64,
     targets: Vec<String>,
     dora: bool,
-    /// Norms by the path of the parameter, where they are not those of the stored weights.
-    magnitudes: BTreeMap<String, Vec<f32>>,
+    magnitudes: Magnitudes,
+}
+
+/// Norms by the path of the parameter, where they are not those of the stored weights.
+#[derive(Clone, Default, PartialEq)]
+struct Magnitudes(BTreeMap<String, Vec<f32>>);
+
+impl fmt::Debug for Magnitudes {
+    /// Nothing: a run's checkpoints know it by the debug text of its settings, and these are values that follow from the weights.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{}")
+    }
 }
 
 impl LowRank {
@@ -69,7 +80,7 @@ impl LowRank {
         if targets.is_empty() {
             return Err(Error::invalid("the number of targets", 0, "at least 1"));
         }
-        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, magnitudes: BTreeMap::new() })
+        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, magnitudes: Magnitudes::default() })
     }
 
     /// Whether each output has a trained magnitude as well (DoRA). The magnitudes start as the norms of the stored weights. Under a
@@ -105,8 +116,14 @@ impl LowRank {
         });
         match failed {
             Some(error) => Err(error),
-            None => Ok(Self { magnitudes, dora: true, ..self }),
+            None => Ok(self.with_magnitudes(magnitudes)),
         }
+    }
+
+    /// A DoRA whose magnitudes start as these, by the path of the parameter: the norms of weights that the model does not have as values, as those
+    /// of [`FourBitWeights::norms`](crate::FourBitWeights::norms).
+    pub fn with_magnitudes(self, magnitudes: BTreeMap<String, Vec<f32>>) -> Self {
+        Self { magnitudes: Magnitudes(magnitudes), dora: true, ..self }
     }
 
     /// `plain` with adapters.
@@ -165,7 +182,7 @@ impl Reparameterizer for LowRank {
             (a.cast(FloatDType::F32), b.cast(FloatDType::F32))
         });
         let magnitude = self.dora.then(|| {
-            let norms = match self.magnitudes.get(path).filter(|norms| norms.len() == outputs) {
+            let norms = match self.magnitudes.0.get(path).filter(|norms| norms.len() == outputs) {
                 Some(norms) => Tensor::from_data(TensorData::new(norms.clone(), [outputs]), (&device, DType::F32)),
                 None => norms(dense(param.base()).cast(FloatDType::F32).reshape([inputs, outputs])),
             };

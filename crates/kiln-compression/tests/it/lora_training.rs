@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_compression::Adapters;
+use kiln_compression::{Adapters, FourBits, LowRank, Nest};
 use kiln_models::{Decoder, DecoderConfig};
 
 use crate::lora::{difference, tensors};
@@ -19,14 +20,23 @@ fn twenty_steps_have_the_losses_and_the_adapters_of_peft() {
     let device = Device::flex().autodiff();
     let base = fixture("llama");
     for lean in [true, false] {
-        for kind in ["llama-lora", "llama-dora"] {
+        for kind in ["llama-lora", "llama-dora", "llama-qlora"] {
             let config = match DecoderConfig::from_folder(&base).unwrap() {
                 DecoderConfig::Llama(config) => DecoderConfig::Llama(config.with_lean(lean)),
                 other => panic!("{other:?}"),
             };
             let parameter = |layer: &str| format!("{}.weight", layer.trim_start_matches("model."));
             let adapters = Adapters::load(fixture(kind), parameter).unwrap();
-            let mut model: Decoder = adapters.attach_to(config.load(&base, &device).unwrap()).unwrap();
+            let plain: Decoder = config.load(&base, &device).unwrap();
+            let mut model = match kind {
+                "llama-qlora" => {
+                    let codes = FourBits::default().skip(["lm_head"]).of(&plain, |_| Ok(None)).unwrap();
+                    let targets = adapters.iter().map(|(path, _)| path);
+                    let new = LowRank::new(4, 8.0, targets).unwrap();
+                    adapters.load_into(plain.apply_reparameterization(Nest::new(codes, new))).unwrap()
+                }
+                _ => adapters.attach_to(plain).unwrap(),
+            };
             let expected = tensors(fixture(kind).join("expected.safetensors"));
             let ids = Tensor::<3, Int>::from_data(expected["ids"].clone(), &device);
             let [steps, samples, tokens] = ids.dims();

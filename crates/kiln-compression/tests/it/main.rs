@@ -4,6 +4,7 @@
 mod distill;
 mod fake_quant;
 mod fake_quant_reference;
+mod four_bits;
 mod lora;
 mod lora_bases;
 mod lora_files;

@@ -185,7 +185,7 @@ fn masks_and_an_adapter_under_fake_quantisation() {
 #[test]
 fn a_layer_reads_the_parts_of_an_adapter_that_is_alone() {
     fn reads_parts<R: Reparameterizer>(nest: R) -> bool {
-        kiln_operations::low_rank_parts(&plain().apply_reparameterization(nest).fc.weight).is_some()
+        kiln_operations::weight_parts(&plain().apply_reparameterization(nest).fc.weight).is_some()
     }
     assert!(reads_parts(rank_two()));
     assert!(reads_parts(rank_two().with_dora(true)));

@@ -1,4 +1,5 @@
-//! Linear layers whose weight may have a low-rank change: `x W + s (x A) B + bias`. The sum `W + s A B` and a gradient of W never exist.
+//! Linear layers whose weight may be in codes and have a low-rank change: `x W + s (x A) B + bias`. The sum `W + s A B` and a gradient of W
+//! never exist, and the values of codes do so while a layer reads them.
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
@@ -7,7 +8,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all};
 
 use super::add_product::{Side, add_product};
 use super::graph::{LinearSaved, gradients, prologue_linear};
-use super::parameters::{Change, Changed, PARAMETERS, Weight};
+use super::parameters::{Appended, Change, PARAMETERS, Parts, Weight, values};
 use super::settings::Prologue;
 use crate::activation::activation_gradient;
 use crate::composed::{cast, full};
@@ -21,10 +22,11 @@ const ROWS: usize = 256;
 pub(crate) fn changed_linear<B: KernelBackend>(
     x: FloatTensor<B>,
     norm: [FloatTensor<B>; 2],
-    Weight { weight, change }: Weight<FloatTensor<B>>,
+    Weight { weight, parts: Parts { codes, change } }: Weight<FloatTensor<B>>,
     bias: FloatTensor<B>,
     prologue: Prologue,
 ) -> [FloatTensor<B>; 2] {
+    let weight = values::<B>(weight, codes, x.dtype());
     let Some(change) = change else {
         let [norm_weight, norm_bias] = norm;
         return prologue_linear::<B>([x, norm_weight, norm_bias, weight, bias], prologue);
@@ -93,7 +95,7 @@ type SumsOfLayer<T> = ([Onto<T>; 2], Change<Onto<T>>);
 pub(crate) struct LayerBackward<T> {
     /// What the layer reads, with its weight.
     pub(crate) read: LinearSaved<T>,
-    pub(crate) change: Option<Change<T>>,
+    pub(crate) parts: Parts<T>,
     /// The gradient of the output.
     pub(crate) gradient: T,
     /// Whether gradients of weight and bias are wanted, and those of the change.
@@ -138,7 +140,8 @@ fn of_parameters<B: KernelBackend>(
 
 /// Computes the gradients that are wanted.
 pub(crate) fn layer_backward<B: KernelBackend>(layer: LayerBackward<FloatTensor<B>>) -> OfLayer<FloatTensor<B>> {
-    let LayerBackward { read, change, gradient, wanted: (own, wanted), for_rows, sums } = layer;
+    let LayerBackward { read, parts: Parts { codes, change }, gradient, wanted: (own, wanted), for_rows, sums } = layer;
+    let read = LinearSaved { weight: values::<B>(read.weight, codes, read.x.dtype()), ..read };
     let (sums, change_sums) = sums.unzip();
     let Some(change) = change else {
         return OfLayer {
@@ -265,34 +268,41 @@ pub(crate) fn nothing<B: KernelBackend>(like: &FloatTensor<B>) -> FloatTensor<B>
     full::<B>(Shape::new([0]), 0.0, &like.device(), like.dtype())
 }
 
-/// One linear layer whose weight has a low-rank change. Inputs are x, weight and bias of the norm, weight and bias of the layer, and its
-/// change.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LowRankLinear(pub(super) Prologue);
+/// One linear layer whose weight has parts. Inputs are x, weight and bias of the norm, weight and bias of the layer, and the parts.
+#[derive(Clone, Debug)]
+pub(super) struct LinearInParts {
+    pub(super) prologue: Prologue,
+    pub(super) appended: Appended,
+}
 
-impl Operation for LowRankLinear {
-    const NAME: &'static str = "low-rank linear";
+impl Operation for LinearInParts {
+    const NAME: &'static str = "linear in parts";
 
-    /// What the layer reads, and its change.
-    type Saved<B: KernelBackend> = (LinearSaved<FloatTensor<B>>, Change<FloatTensor<B>>);
+    /// What the layer reads, and the parts of its weight.
+    type Saved<B: KernelBackend> = (LinearSaved<FloatTensor<B>>, Parts<FloatTensor<B>>);
 
-    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
-        let [x, norm_weight, norm_bias, weight, bias, a, b, s, magnitude] = all(inputs);
-        let (norm, change, prologue) = ([norm_weight, norm_bias], [a, b, s, magnitude], self.0);
-        let kept = wanted.contains(&true).then(|| (x.clone(), norm.clone(), weight.clone(), change.clone()));
-        let [y, statistics] = changed_linear::<B>(x, norm, Weight { weight, change: Some(change) }, bias, prologue);
+    fn forward<B: KernelBackend>(
+        &self,
+        mut inputs: Vec<FloatTensor<B>>,
+        wanted: &[bool],
+    ) -> Computed<B, Self::Saved<B>> {
+        let [parts] = all(self.appended.take(&mut inputs));
+        let [x, norm_weight, norm_bias, weight, bias] = all(inputs);
+        let (norm, prologue) = ([norm_weight, norm_bias], self.prologue);
+        let kept = wanted.contains(&true).then(|| (x.clone(), norm.clone(), weight.clone(), parts.clone()));
+        let [y, statistics] = changed_linear::<B>(x, norm, Weight { weight, parts }, bias, prologue);
         let saved =
-            kept.map(|(x, norm, weight, change)| (LinearSaved { x, statistics, norm, weight, prologue }, change));
+            kept.map(|(x, norm, weight, parts)| (LinearSaved { x, statistics, norm, weight, prologue }, parts));
         Computed { outputs: vec![y], saved }
     }
 
     fn gradient<B: KernelBackend>(
         &self,
-        (layer, change): Self::Saved<B>,
+        (layer, parts): Self::Saved<B>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        layer_gradients::<B>(layer, &Changed(vec![true]), vec![Some(change)], gradient, wanted, None)
+        layer_gradients::<B>(layer, &self.appended, parts, gradient, wanted, None)
     }
 
     fn in_order(&self) -> InOrder {
@@ -301,33 +311,33 @@ impl Operation for LowRankLinear {
 
     fn gradient_in_order<B: KernelBackend>(
         &self,
-        (layer, change): Self::Saved<B>,
+        (layer, parts): Self::Saved<B>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
         sums: Vec<Onto<FloatTensor<B>>>,
     ) -> Vec<Option<FloatTensor<B>>> {
-        layer_gradients::<B>(layer, &Changed(vec![true]), vec![Some(change)], gradient, wanted, Some(sums))
+        layer_gradients::<B>(layer, &self.appended, parts, gradient, wanted, Some(sums))
     }
 }
 
 /// The gradients of the inputs of an operation: x, weight and bias of the norm, weight and bias of its one layer, others that have none, and the
-/// layer's change if there is one.
+/// change of the layer's weight if there is one.
 pub(crate) fn layer_gradients<B: KernelBackend>(
     saved: LinearSaved<FloatTensor<B>>,
-    changed: &Changed,
-    change: Vec<Option<Change<FloatTensor<B>>>>,
+    appended: &Appended,
+    parts: Parts<FloatTensor<B>>,
     gradient: FloatTensor<B>,
     wanted: &[bool],
     mut sums: Option<Vec<Onto<FloatTensor<B>>>>,
 ) -> Vec<Option<FloatTensor<B>>> {
     let mut wanted = wanted.to_vec();
-    let (Some(change), Some(of_change)) =
-        (change.into_iter().next().flatten(), changed.take(&mut wanted).into_iter().next().flatten())
-    else {
+    let [of_change] = all(appended.take_changes(&mut wanted));
+    let change_sums = sums.as_mut().and_then(|sums| appended.take_changes(sums).into_iter().next().flatten());
+    let Some(of_change) = of_change else {
         wanted.truncate(5);
+        let saved = LinearSaved { weight: values::<B>(saved.weight, parts.codes, saved.x.dtype()), ..saved };
         return gradients::<B>(saved, gradient, all(wanted), sums).into();
     };
-    let change_sums = sums.as_mut().and_then(|sums| changed.take(sums).into_iter().next().flatten());
     let others = wanted.split_off(5).len();
     let [for_x, for_norm_weight, for_norm_bias, for_weight, for_bias] = all(wanted);
     let (norm_sums, sums) = sums
@@ -342,7 +352,7 @@ pub(crate) fn layer_gradients<B: KernelBackend>(
         (saved.x.clone(), saved.statistics.clone(), saved.norm.clone(), saved.prologue);
     let OfLayer { own, change, rows } = layer_backward::<B>(LayerBackward {
         read: saved,
-        change: Some(change),
+        parts,
         gradient,
         wanted: ([for_weight, for_bias], of_change),
         for_rows: before.contains(&true),

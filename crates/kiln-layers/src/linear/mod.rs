@@ -18,7 +18,7 @@ mod weight;
 use burn::backend::DispatchTensor;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_operations::low_rank_parts;
+use kiln_operations::{read_parameter, weight_parts};
 
 use crate::activation::Activation;
 use crate::check::{main_input, same_dtype, same_size, supported};
@@ -29,7 +29,7 @@ pub(crate) use graph::LinearSaved;
 pub(crate) use low_rank::{
     LayerBackward, OfLayer, changed_linear, layer_backward, layer_gradients, nothing, plain, prologue_gradients,
 };
-pub(crate) use parameters::{Change, Changed, PARAMETERS, Parameters, Weight as LayerWeight};
+pub(crate) use parameters::{Appended, Change, PARAMETERS, Parameters, Parts, Weight as LayerWeight};
 pub(crate) use settings::Prologue;
 
 /// The linear layer x weight + bias, as [`Linear::forward`].
@@ -99,12 +99,12 @@ pub(crate) enum Input<'a> {
 }
 
 fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
-    let Prepared { prologue, mut inputs, change } = prepared(input, linear, x)?;
-    let mut made = match change {
-        None => kiln_operations::run(prologue, inputs),
-        Some(change) => {
-            inputs.extend(change);
-            kiln_operations::run(low_rank::LowRankLinear(prologue), inputs)
+    let Prepared { prologue, mut inputs, parts } = prepared(input, linear, x)?;
+    let mut made = match parts.is_any() {
+        false => kiln_operations::run(prologue, inputs),
+        true => {
+            let appended = Appended::append(&mut inputs, [parts]);
+            kiln_operations::run(low_rank::LinearInParts { prologue, appended }, inputs)
         }
     };
     Ok(Tensor::from_dispatch(made.remove(0)))
@@ -115,8 +115,8 @@ pub(crate) struct Prepared {
     pub(crate) prologue: Prologue,
     /// x, weight and bias of the norm, weight and bias of the layer.
     pub(crate) inputs: Vec<DispatchTensor>,
-    /// A low-rank change of the weight.
-    pub(crate) change: Option<Change<DispatchTensor>>,
+    /// What the weight is computed with.
+    pub(crate) parts: Parts<DispatchTensor>,
 }
 
 /// Checks a linear layer against `x`.
@@ -134,35 +134,44 @@ pub(crate) fn prepared<const D: usize>(input: Input<'_>, linear: &Linear, x: Ten
             (Prologue::Norm(settings), weight, bias)
         }
     };
-    let (layer, change) = parameters(linear, width, &device)?.into_inputs();
+    let dtype = x.dtype();
+    let (layer, parts) = parameters(linear, width, (&device, dtype))?.into_inputs();
     let norm = [norm_weight, norm_bias].map(Tensor::into_dispatch);
     let inputs = [x.into_dispatch()].into_iter().chain(norm).chain(layer);
-    Ok(Prepared { prologue, inputs: inputs.collect(), change })
+    Ok(Prepared { prologue, inputs: inputs.collect(), parts })
 }
 
-/// The parameters of a layer whose inputs are rows of `width` values. The parts of a low-rank change are apart from the weight.
-pub(crate) fn parameters(linear: &Linear, width: usize, device: &Device) -> Result<Parameters, Error> {
+/// The parameters of a layer whose inputs are rows of `width` values in `dtype`. The parts of a weight are apart from it.
+pub(crate) fn parameters(
+    linear: &Linear,
+    width: usize,
+    (device, dtype): (&Device, DType),
+) -> Result<Parameters, Error> {
     let bias = linear.bias.as_ref().map(|bias| bias.val());
-    let no_bias = |weight: &Tensor<2>| Tensor::empty([0], (device, weight.dtype()));
-    let parameters = match low_rank_parts(&linear.weight) {
+    let bias_in = |dtype| match bias.clone() {
+        // A policy's cast, which parts are read without, is on the bias alone.
+        Some(bias) if bias.dtype() != dtype => read_parameter(bias, dtype),
+        Some(bias) => bias,
+        None => Tensor::empty([0], (device, dtype)),
+    };
+    let (parameters, of_weight) = match weight_parts(&linear.weight) {
         Some(parts) => {
-            // A policy's cast, which the stored weight is read without, is on the bias alone.
-            let bias = bias.map(|bias| bias.cast(parts.weight.dtype())).unwrap_or_else(|| no_bias(&parts.weight));
-            Parameters::changed(parts, bias, device)
+            let of_weight = if parts.codes.is_some() { dtype } else { parts.weight.dtype() };
+            (Parameters::in_parts(parts, bias_in(of_weight), device), of_weight)
         }
         None => {
-            let weight = linear.weight.val();
-            let bias = bias.unwrap_or_else(|| no_bias(&weight));
-            Parameters::plain(weight, bias)
+            let (weight, of_bias) = (linear.weight.val(), bias.as_ref().map(|bias| bias.dtype()));
+            let of_weight = weight.dtype();
+            (Parameters::plain(weight, bias_in(of_bias.unwrap_or(of_weight))), of_weight)
         }
     };
     let Parameters { weight, bias, .. } = &parameters;
     let [inputs, outputs] = weight.dims();
-    supported("the weight", weight.dtype())?;
+    supported("the weight", of_weight)?;
     same_size(("the last dimension of the input", width), ("the number of rows of the weight", inputs))?;
     if linear.bias.is_some() {
         same_size(("the number of columns of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
-        same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
+        same_dtype(("the weight", of_weight), ("the bias", bias.dtype()))?;
     }
     Ok(parameters)
 }

@@ -8,7 +8,7 @@ use kiln_layers::{
     Activation, LinearCrossEntropy, Mask, Projections, RotaryOptions, activation_linear, add_positions, embedding,
     gated_feed_forward, layer_norm, linear, norm_grouped_attention, norm_linear, norm_self_attention,
 };
-use kiln_operations::{RunningSums, SumError, low_rank_parts, read_parameter};
+use kiln_operations::{RunningSums, SumError, weight_parts, read_parameter};
 use proptest::prelude::*;
 
 use crate::compare::config;
@@ -125,7 +125,7 @@ struct Cast {
 
 impl Cast {
     fn with<R>(self, f: impl FnOnce(&Linear) -> R) -> R {
-        if low_rank_parts(&self.layer.weight).is_some() {
+        if weight_parts(&self.layer.weight).is_some() {
             return f(&self.layer);
         }
         let Self { layer: Linear { weight, bias }, dtype } = self;

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param, Reparameterization, Reparameteri
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, AttentionOptions, Mask, activation_linear, linear, norm_linear, norm_self_attention};
-use kiln_operations::{LOW_RANK, low_rank_parts};
+use kiln_operations::{LOW_RANK, weight_parts};
 
 use crate::compare::{distance, tensor, tolerance};
 use crate::decoder_block::{Attention, FeedForward, WIDTH, run};
@@ -182,13 +182,15 @@ fn a_weight_is_read_in_parts_only_if_nothing_else_is_attached_and_it_is_frozen()
     let device = Device::flex().autodiff();
     let layer = || LinearConfig::new(4, 5).init(&device);
     let everywhere: fn(&str) -> bool = |_| true;
-    assert!(low_rank_parts(&layer().weight).is_none());
-    assert!(low_rank_parts(&attach::<_, Summed>(layer(), false, everywhere).weight).is_none());
+    assert!(weight_parts(&layer().weight).is_none());
+    assert!(weight_parts(&attach::<_, Summed>(layer(), false, everywhere).weight).is_none());
     let apart = attach::<_, Apart>(layer(), true, everywhere);
-    let parts = low_rank_parts(&apart.weight).unwrap();
-    assert_eq!((parts.weight.dims(), parts.a.dims(), parts.b.dims()), ([4, 5], [4, 3], [3, 5]));
-    assert_eq!(parts.magnitude.map(|magnitude| magnitude.dims()), Some([5]));
-    assert!(low_rank_parts(&apart.clone().valid().weight).is_some());
+    let parts = weight_parts(&apart.weight).unwrap();
+    let change = parts.change.unwrap();
+    assert_eq!((parts.weight.dims(), change.a.dims(), change.b.dims()), ([4, 5], [4, 3], [3, 5]));
+    assert_eq!(change.magnitude.map(|magnitude| magnitude.dims()), Some([5]));
+    assert!(parts.codes.is_none());
+    assert!(weight_parts(&apart.clone().valid().weight).is_some());
     let trained = Linear { weight: apart.weight.clone().set_require_grad(true), ..apart };
-    assert!(low_rank_parts(&trained.weight).is_none());
+    assert!(weight_parts(&trained.weight).is_none());
 }

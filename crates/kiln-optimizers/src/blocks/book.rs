@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use kiln_operations::dynamic_map;
+
 use super::lookup::Lookup;
 
 /// The numbers in [-1, 1] that codes stand for, and the size of the blocks that share a scale.
@@ -117,13 +119,13 @@ impl Table {
 fn entries(book: CodeBook) -> Vec<f32> {
     match book {
         CodeBook::Dynamic => {
-            let mut entries = dynamic(true, 7);
+            let mut entries = dynamic_map(true, 7);
             entries[0] = -1.0;
             entries
         }
-        CodeBook::DynamicUnsigned => dynamic(false, 7),
+        CodeBook::DynamicUnsigned => dynamic_map(false, 7),
         CodeBook::Root => (0..256).map(|code| square(code as f32)).collect(),
-        CodeBook::Dynamic4 => dynamic(true, 3),
+        CodeBook::Dynamic4 => dynamic_map(true, 3),
         CodeBook::Linear4 => (1..=16).map(|code| code as f32 / 16.0).collect(),
     }
 }
@@ -132,36 +134,6 @@ fn entries(book: CodeBook) -> Vec<f32> {
 #[inline(always)]
 pub(super) fn square(code: f32) -> f32 {
     code * code * (1.0 / 65025.0)
-}
-
-/// `create_dynamic_map` of bitsandbytes: decades with 1, 2, 4, .. entries (twice as many if unsigned), and 0 and 1. The number of
-/// `decades` is also the number of bits of a code without its sign.
-fn dynamic(signed: bool, decades: i32) -> Vec<f32> {
-    let mut entries = vec![0.0, 1.0];
-    for decade in 0..decades {
-        let count = 1 << (decade + i32::from(!signed));
-        let factor = 10f64.powi(decade + 1 - decades) as f32;
-        let bounds = linspace(count + 1);
-        for pair in bounds.windows(2) {
-            let entry = factor * ((pair[0] + pair[1]) / 2.0);
-            entries.push(entry);
-            if signed {
-                entries.push(-entry);
-            }
-        }
-    }
-    entries.sort_by(f32::total_cmp);
-    entries
-}
-
-/// `torch.linspace(0.1, 1, count)` with torch's roundings: it counts from both ends, and rounds each number once.
-fn linspace(count: usize) -> Vec<f32> {
-    let step = (1.0 - 0.1f32) / (count - 1) as f32;
-    let at = |index: usize| match index < count / 2 {
-        true => step.mul_add(index as f32, 0.1),
-        false => (-step).mul_add((count - index - 1) as f32, 1.0),
-    };
-    (0..count).map(at).collect()
 }
 
 /// The code of a number in the middle between two entries.

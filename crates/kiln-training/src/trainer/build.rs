@@ -23,7 +23,7 @@ use crate::replicas::Group;
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
 use crate::task::Task;
-use crate::transaction::{ModelState, StepSettings, StoreConfig, StoredParameters};
+use crate::transaction::{Initialization, ModelState, StepSettings, StoreConfig, StoredParameters};
 
 /// The place where a trainer is built.
 struct Site {
@@ -129,10 +129,15 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let watch = self.watch(&site, planned.planner.as_ref());
         let store = self.store(&planned, site.on_heap)?;
         let is_stored = store.is_some();
+        let initialization = match store {
+            Some(store) => Initialization::InStore(store),
+            None if self.attaches_early => Initialization::AfterAttaching,
+            None => Initialization::BeforeAttaching,
+        };
 
         let (init, group) =
             (|device: &Device| self.initial.of_run(device, &self.run.frozen, is_stored), site.group.clone());
-        let mut run = ModelState::new(init, store, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
+        let mut run = ModelState::new(init, initialization, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = self.staged(&site, &planned)?;
         if let Some(staged) = &staged {

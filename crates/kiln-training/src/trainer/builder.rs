@@ -53,6 +53,8 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) attach: Attach<T::Model>,
     /// Whether something other than a policy's cast is attached.
     pub(super) attaches: bool,
+    /// Whether it is attached before parameters are initialised.
+    pub(super) attaches_early: bool,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) allocator: Option<&'static HeapCounts>,
     pub(super) process: Option<Process<'a>>,
@@ -105,6 +107,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             optimizers: Optimizers { own: made_by(move |_: &T::Model| adamw()), allowed: vec![], compared: vec![] },
             attach: policy_alone(),
             attaches: false,
+            attaches_early: false,
             edit: None,
             allocator: None,
             process: None,
@@ -288,6 +291,17 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         E: std::error::Error + Send + Sync + 'static,
     {
         Self { attach: below_the_cast(make), attaches: true, ..self }
+    }
+
+    /// Works as [`with_reparameterization`](Self::with_reparameterization), and attaches before burn initialises parameters: for attachments that
+    /// take the place of weights, as [`FourBits`](kiln_compression::FourBits) do, so that these weights are never in memory as a whole.
+    #[must_use]
+    pub fn with_early_reparameterization<R, E>(self, make: impl Fn(&T::Model) -> Result<R, E> + 'static) -> Self
+    where
+        R: Reparameterizer + Debug,
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        Self { attaches_early: true, ..self.with_reparameterization(make) }
     }
 
     /// Calls `edit` between steps to change the model and its optimizer, as gradual pruning does. If it returns `None`, they stay as they

@@ -11,7 +11,7 @@ use kiln_recovery::{Failure, Recovery, RecoveryState};
 use serde::{Deserialize, Serialize};
 
 use super::trainer::Trainer;
-use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, save_stored};
+use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, record_of, save_stored};
 use crate::error::Error;
 use crate::optimizer::StateRecord;
 use crate::progress::Progress;
@@ -117,7 +117,7 @@ impl<T: Task> Trainer<T> {
         if let Some(streamed) = &run.streamed {
             save_stored(streamed, &run.model, path)?;
         } else {
-            run.model.clone().into_record().save(path.join(MODEL)).map_err(|e| e.to_string())?;
+            record_of(run.model.clone()).save(path.join(MODEL)).map_err(|e| e.to_string())?;
             let optimizer = match optimizer {
                 Some(bytes) => StateRecord::read(bytes)?,
                 None => StateRecord::of_optimizer(&run.optimizer, &run.model)?,

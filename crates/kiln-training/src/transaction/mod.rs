@@ -13,5 +13,5 @@ pub use stored::StoreConfig;
 pub(crate) use commit::{Attempted, Decided, Lost, Waiting, probe_attempt};
 pub(crate) use gradients::{Computation, Compute, Computed, MicroBatches, Share, Undo, compute_in_turn, ids_at};
 pub(crate) use model_state::{ModelState, StepSettings};
-pub(crate) use stored::{StoredParameters, parts_of, probe_stored, with_store};
+pub(crate) use stored::{Initialization, StoredParameters, parts_of, probe_stored, with_store};
 pub(crate) use update::{Apply, CHUNKS, TRIES, chunk_bytes};

@@ -9,7 +9,7 @@ use kiln_optimizers::scales_in_update;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
 use super::report::{Boundary, Guard};
-use super::stored::{StoredParameters, parts_of};
+use super::stored::{Initialization, parts_of};
 use super::update::{Update, initialize};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -90,14 +90,14 @@ pub(crate) struct ModelState<M> {
 
 impl<M: Module> ModelState<M> {
     /// The start of a run, with the model that `init` makes on a seeded device, and the values that it gets in a store. Parameters that burn initialises lazily are initialised
-    /// here, in the order of the fields, so that they do not depend on how the first step runs. With a store, each then goes there.
+    /// here, in the order of the fields, so that they do not depend on how the first step runs.
     ///
     /// # Errors
     /// Those of [`StepSettings::check`] and [`OptimizerGroups::check`], [`Error::Precision`] for a policy that does not fit the model, and
     /// [`Error::Checkpointing`] for a store that cannot be used.
     pub(crate) fn new(
         init: impl FnOnce(&Device) -> Result<(M, InitialValues), Error>,
-        store: Option<StoredParameters>,
+        initialization: Initialization,
         attach: impl FnOnce(M, &Policy) -> Result<(M, String), Error>,
         groups: impl Fn(&M) -> OptimizerGroups,
         seed: u64,
@@ -109,17 +109,22 @@ impl<M: Module> ModelState<M> {
             let _random = hold_random_numbers();
             settings.device.seed(seed);
             let (model, values) = init(&settings.device)?;
-            let (model, streamed) = match store {
-                Some(store) => {
+            let is_early = matches!(initialization, Initialization::AfterAttaching);
+            let (model, streamed) = match initialization {
+                Initialization::InStore(store) => {
                     let parts = parts_of(&groups(&model));
                     store.take(model, values, parts, &settings.policy)?
                 }
-                None => {
+                Initialization::BeforeAttaching => {
                     initialize(&model);
                     (model, None)
                 }
+                Initialization::AfterAttaching => (model, None),
             };
             let (model, attached) = attach(model, &settings.policy)?;
+            if is_early {
+                initialize(&model);
+            }
             (model, streamed, attached)
         };
         let model = group.share_ids(model)?;

@@ -50,6 +50,16 @@ pub(crate) fn parts_of(optimizer: &OptimizerGroups) -> Option<Parts> {
     optimizer.elements_of_parts.map(|multiple_of| Parts { bytes: PART, multiple_of })
 }
 
+/// When the parameters of a run's model are initialised, and where they then are.
+pub(crate) enum Initialization {
+    /// Before something is attached to them.
+    BeforeAttaching,
+    /// After that: what is attached may take the place of weights, which are then never initialised.
+    AfterAttaching,
+    /// Each goes to a store.
+    InStore(StoredParameters),
+}
+
 /// A store, and the parameters whose values are there alone.
 pub(crate) struct StoredParameters {
     config: StoreConfig,

@@ -1,0 +1,192 @@
+//! Weights of four bits: codes, two a byte, and a scale of eight bits for each 64 of them.
+//!
+//! The layout is that of bitsandbytes (Dettmers et al. 2023, arXiv 2305.14314): the values of a matrix `[outputs, inputs]` in row-major
+//! order, in blocks of 64 across the ends of rows. The value of a code is its level times the scale of its block. The scale is the level of
+//! the scale's code times the scale of its group of 256 blocks, plus an offset.
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::{DType, Int, Shape, Slice, Tensor};
+
+use crate::cost::Cost;
+use crate::dispatch::run;
+use crate::operation::{Computed, Kernel, KernelBackend, Operation, all};
+
+/// The name under which the codes of a weight are attached to it. They are a module with the parameters of [`FourBitWeight`]. The weight
+/// itself is a view of one number, which has the shape of the weight and takes no memory.
+pub const FOUR_BITS: &str = "four_bits";
+
+/// Values of a block, which share a scale.
+pub const BLOCK: usize = 64;
+
+/// Blocks of a group, whose scales share a scale.
+pub const GROUP: usize = 256;
+
+/// Codes in a word of 32 bits.
+const OF_WORD: usize = 8;
+
+/// Levels of codes, and of scales.
+const LEVELS: usize = 16;
+const SCALES: usize = 256;
+
+/// The place of the offset of scales among [levels](FourBitWeight::levels). The scales of groups are behind it.
+const OFFSET: usize = LEVELS + SCALES;
+
+/// A weight in codes of four bits.
+#[derive(Clone, Debug)]
+pub struct FourBitWeight {
+    /// The levels of codes (16) and of the codes of scales (256), the offset of scales, and the scale of each group, in f32.
+    pub levels: Tensor<1>,
+    /// Codes in words of 32 bits, as many as fill all blocks. Of each byte, the lowest byte of a word first, the first code is in the high bits.
+    pub codes: Tensor<1, Int>,
+    /// A code of eight bits for the scale of each block, in words of 32 bits, the first in the lowest bits.
+    pub scales: Tensor<1, Int>,
+}
+
+/// The lengths of the tensors of a weight with `values` values: levels, words of codes, words of scales.
+pub fn four_bit_lengths(values: usize) -> [usize; 3] {
+    let blocks = values.div_ceil(BLOCK);
+    [OFFSET + 1 + blocks.div_ceil(GROUP), blocks * BLOCK / OF_WORD, blocks.div_ceil(4)]
+}
+
+impl FourBitWeight {
+    /// The values `[inputs, outputs]` in a float dtype. They lie in memory as the rows of the transposed matrix. They have no gradient.
+    pub fn widened(self, [inputs, outputs]: [usize; 2], dtype: DType) -> Tensor<2> {
+        let widened = Widened { outputs, inputs, dtype };
+        let tensors = vec![self.levels.into_dispatch(), self.codes.into_dispatch(), self.scales.into_dispatch()];
+        Tensor::<2>::from_dispatch(run(widened, tensors).remove(0)).transpose()
+    }
+}
+
+/// The values `[inputs, outputs]` of levels, codes and scales, as [`FourBitWeight::widened`], for the inside of an operation.
+pub fn widened_four_bits<B: KernelBackend>(
+    tensors: [FloatTensor<B>; 3],
+    [inputs, outputs]: [usize; 2],
+    dtype: DType,
+) -> FloatTensor<B> {
+    let [values] = all(B::run(&Widened { outputs, inputs, dtype }, tensors.into()));
+    B::float_transpose(values)
+}
+
+static WIDENED: Cost = Cost { gpu_scratch: |_| 0, by_sample: true, ..Cost::new("kiln::widened_four_bits") };
+
+/// The matrix `[outputs, inputs]` of levels, codes and scales.
+#[derive(Clone, Copy, Debug)]
+struct Widened {
+    outputs: usize,
+    inputs: usize,
+    dtype: DType,
+}
+
+impl Operation for Widened {
+    const NAME: &'static str = "weight of four bits";
+
+    type Saved<B: KernelBackend> = ();
+
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
+        Computed { outputs: B::run(self, inputs), saved: Some(()) }
+    }
+
+    fn gradient<B: KernelBackend>(&self, (): (), _: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        vec![]
+    }
+}
+
+impl Kernel for Widened {
+    fn cost(&self) -> &'static Cost {
+        &WIDENED
+    }
+
+    fn outputs(&self, _: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        vec![(Shape::new([self.outputs, self.inputs]), self.dtype)]
+    }
+
+    fn composed<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        let [levels, codes, scales] = all(inputs);
+        let values = self.outputs * self.inputs;
+        let blocks = values.div_ceil(BLOCK);
+        let part = |from: usize, to: usize| B::float_slice(levels.clone(), &[Slice::from(from..to)]);
+        let reshaped = |tensor, shape: [usize; 2]| B::float_reshape(tensor, Shape::new(shape));
+
+        let of_scales = B::float_select(part(LEVELS, OFFSET), 0, digits::<B>(B::int(scales), &[0, 8, 16, 24], 255));
+        let of_scales = B::float_slice(of_scales, &[Slice::from(0..blocks)]);
+        let groups = blocks.div_ceil(GROUP);
+        let of_groups = reshaped(part(OFFSET + 1, OFFSET + 1 + groups), [groups, 1]);
+        let of_groups = B::float_expand(of_groups, Shape::new([groups, GROUP]));
+        let of_groups = B::float_reshape(of_groups, Shape::new([groups * GROUP]));
+        let of_groups = B::float_slice(of_groups, &[Slice::from(0..blocks)]);
+        let scales = B::float_add(B::float_mul(of_scales, of_groups), part(OFFSET, OFFSET + 1));
+
+        let of_codes = B::float_select(part(0, LEVELS), 0, digits::<B>(B::int(codes), &SHIFTS, 15));
+        let made = B::float_mul(reshaped(of_codes, [blocks, BLOCK]), reshaped(scales, [blocks, 1]));
+        let made = B::float_reshape(made, Shape::new([blocks * BLOCK]));
+        let made = B::float_slice(made, &[Slice::from(0..values)]);
+        vec![B::float_cast(reshaped(made, [self.outputs, self.inputs]), self.dtype.into())]
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<burn::backend::flex::FlexTensor>) -> Vec<burn::backend::flex::FlexTensor> {
+        vec![on_cpu::widened(all(inputs), [self.outputs, self.inputs], self.dtype)]
+    }
+}
+
+/// The places of the codes in a word: the high bits of a byte come first.
+const SHIFTS: [usize; OF_WORD] = [4, 0, 12, 8, 20, 16, 28, 24];
+
+/// The numbers in words, which begin at bits `shifts`.
+fn digits<B: KernelBackend>(words: IntTensor<B>, shifts: &[usize], mask: i32) -> IntTensor<B> {
+    let count = words.shape()[0];
+    let digit = |shift: &usize| {
+        let digit = B::bitwise_and_scalar(B::bitwise_right_shift_scalar(words.clone(), (*shift as i32).into()), mask.into());
+        B::int_reshape(digit, Shape::new([count, 1]))
+    };
+    let digits = B::int_cat(shifts.iter().map(digit).collect(), 1);
+    B::int_reshape(digits, Shape::new([count * shifts.len()]))
+}
+
+#[cfg(feature = "flex")]
+mod on_cpu {
+    use burn::backend::flex::FlexTensor;
+    use burn::tensor::{DType, Shape};
+    use rayon::prelude::*;
+
+    use super::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET, SHIFTS};
+    use crate::by_dtype;
+    use crate::cpu::stored::{Stored, tensor};
+
+    /// Blocks of a task.
+    const TASK: usize = 64;
+
+    pub(super) fn widened(tensors: [FlexTensor; 3], shape: [usize; 2], dtype: DType) -> FlexTensor {
+        fn run<E: Stored>([levels, codes, scales]: [FlexTensor; 3], shape: [usize; 2]) -> FlexTensor {
+            let (levels, codes, scales) = (levels.storage::<f32>(), codes.storage::<i32>(), scales.storage::<i32>());
+            let (values, groups) = levels.split_at(OFFSET + 1);
+            let mut made = bytemuck::zeroed_vec::<E>(shape[0] * shape[1]);
+            made.par_chunks_mut(TASK * BLOCK).enumerate().for_each_init(Vec::new, |kept, (task, made)| {
+                E::written(made, kept, |made| {
+                    for (index, made) in made.chunks_mut(BLOCK).enumerate() {
+                        let block = task * TASK + index;
+                        let code = scales[block / 4] >> (8 * (block % 4)) & 255;
+                        let scale = values[LEVELS + code as usize] * groups[block / GROUP] + values[OFFSET];
+                        let words = &codes[block * (BLOCK / OF_WORD)..];
+                        block_values(made, words, std::array::from_fn(|level| values[level] * scale));
+                    }
+                });
+            });
+            tensor(made, Shape::new(shape))
+        }
+        if shape.contains(&0) {
+            return crate::cpu::stored::zeros(Shape::new(shape), dtype);
+        }
+        let tensors = tensors.map(|tensor| tensor.to_contiguous());
+        by_dtype!(dtype, E => run::<E>(tensors, shape), else unreachable!("{dtype:?} is not a dtype of weights"))
+    }
+
+    fn block_values(values: &mut [f32], words: &[i32], levels: [f32; LEVELS]) {
+        for (values, word) in values.chunks_mut(OF_WORD).zip(words) {
+            for (value, shift) in values.iter_mut().zip(SHIFTS) {
+                *value = levels[(word >> shift & 15) as usize];
+            }
+        }
+    }
+}
