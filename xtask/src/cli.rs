@@ -58,9 +58,12 @@ pub(crate) struct Check {
     /// Run the tests of the GPU path through wgpu, on a GPU of this machine or on Mesa's lavapipe, and nothing else
     #[arg(long, conflicts_with_all = ["without_tests", "cuda"])]
     pub(crate) wgpu: bool,
+    /// Lint the program with all of burn's GPU runtimes, and nothing else
+    #[arg(long, conflicts_with_all = ["without_tests", "cuda", "wgpu"])]
+    pub(crate) runtimes: bool,
     /// Compare the public interfaces of the libraries with those at this revision, and nothing else; needs cargo-semver-checks
     /// (scripts/publish-tools.sh)
-    #[arg(long, value_name = "REVISION", conflicts_with_all = ["without_tests", "cuda", "wgpu"])]
+    #[arg(long, value_name = "REVISION", conflicts_with_all = ["without_tests", "cuda", "wgpu", "runtimes"])]
     pub(crate) semver: Option<String>,
     /// With --semver: only this crate [default: all libraries]
     #[arg(long = "crate", value_name = "NAME", requires = "semver")]

@@ -128,14 +128,8 @@ impl Operation for NormGroupedAttention {
         let Heads { heads, .. } = self.heads::<B>(inputs, parts, &head_norms);
         let [output, log_sums] = grouped::<B>(heads, &self.settings, &masks);
         let output = joined::<B>(output);
-        let saved = kept.map(|(layers, parts)| Saved {
-            layers,
-            parts,
-            head_norms,
-            masks,
-            output: output.clone(),
-            log_sums,
-        });
+        let saved =
+            kept.map(|(layers, parts)| Saved { layers, parts, head_norms, masks, output: output.clone(), log_sums });
         Computed { outputs: vec![output], saved }
     }
 
@@ -207,8 +201,7 @@ impl NormGroupedAttention {
         let mut wanted = wanted.to_vec();
         let (wanted_changes, change_sums) =
             (self.appended.take_changes(&mut wanted), sums.as_mut().map(|sums| self.appended.take_changes(sums)));
-        let Heads { heads: [queries, keys, values], layers, mut normed } =
-            self.heads::<B>(layers, parts, &head_norms);
+        let Heads { heads: [queries, keys, values], layers, mut normed } = self.heads::<B>(layers, parts, &head_norms);
         let (depth, masks_without_gradients) = (queries.shape()[3], vec![None; masks.len()]);
         let by_heads = |tensor| B::float_swap_dims(split::<B>(tensor, depth), 1, 2);
         let saved = [queries, keys, values, by_heads(output), log_sums];

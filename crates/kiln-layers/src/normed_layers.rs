@@ -5,8 +5,8 @@ use burn::backend::tensor::FloatTensor;
 use kiln_operations::{KernelBackend, Onto, all};
 
 use crate::linear::{
-    Change, LayerBackward, LayerWeight, LinearSaved, OfLayer, Parameters, Parts, Prologue, changed_linear, layer_backward,
-    nothing, prologue_gradients,
+    Change, LayerBackward, LayerWeight, LinearSaved, OfLayer, Parameters, Parts, Prologue, changed_linear,
+    layer_backward, nothing, prologue_gradients,
 };
 use crate::norm::NormSettings;
 

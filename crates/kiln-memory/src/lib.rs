@@ -49,6 +49,7 @@ mod trace;
 pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
 pub use heap::{ReusingAllocator, code_bytes, release_code};
+pub use kiln_operations::is_capture;
 pub use measure::{
     CountingAllocator, GpuMemory, Growth, GrowthAlarm, HeapCounts, Measured, MeasuredPhase, Meter, Sample, Span,
     StepMeter, thread_scratch_bytes, warm_thread, warm_threads,

@@ -2,8 +2,8 @@
 
 use burn::backend::ir::{CustomOpIr, OperationIr, ScalarIr, TensorIr};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Capture, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::backend::{Capture, DispatchDevice, TensorMetadata};
+use burn::tensor::{DType, Device, Shape};
 use burn_router::RouterClient;
 
 use crate::cost::{self, Cost};
@@ -39,4 +39,23 @@ pub fn operations(
 /// Shape and dtype of another tensor.
 pub fn like(tensor: &FloatTensor<Capture>) -> (Shape, DType) {
     (tensor.shape(), tensor.dtype())
+}
+
+/// Whether a device records operations without computing them: [`Device::capture`], with autodiff or without. Each such device is another one, so
+/// that it equals no other.
+pub fn is_capture(device: &Device) -> bool {
+    matches!(device.clone().inner().as_dispatch(), DispatchDevice::Capture(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_record_are_told_from_others() {
+        let capture = Device::capture();
+        assert!(is_capture(&capture) && is_capture(&capture.autodiff()) && is_capture(&Device::capture()));
+        #[cfg(feature = "flex")]
+        assert!(!is_capture(&Device::flex()) && !is_capture(&Device::flex().autodiff()));
+    }
 }

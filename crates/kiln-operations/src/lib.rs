@@ -51,7 +51,7 @@ mod sums;
 mod updated_part;
 mod weight_parts;
 
-pub use capture::{like, operation, operations};
+pub use capture::{is_capture, like, operation, operations};
 pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
 pub use dynamic_map::dynamic_map;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_data::printable;
+use kiln_memory::is_capture;
 use kiln_models::{Classifier, ClassifierConfig, Decoder, DecoderConfig, GptConfig};
 use kiln_precision::Precision;
 use kiln_report::CompressionPage;
@@ -242,7 +243,7 @@ impl<P: Compressible> Before<P> {
             run.init = Box::new(move |device| {
                 let model = init(device)?;
                 // The device that records steps gets no weights.
-                match device.clone().inner() == Device::capture() {
+                match is_capture(device) {
                     true => Ok(model),
                     false => {
                         model.try_load_record(record.clone()).map_err(|error| InitError::Weights(error.to_string()))

@@ -9,12 +9,15 @@ use kiln_precision::Policy;
 use super::folder::Folder;
 use crate::cli::TrainedArgs;
 use crate::device;
-use crate::pipelines::{GptSettings, checkpoint_of, load_to_evaluate};
+use crate::pipelines::{CompressionSettings, GptSettings, checkpoint_of, load_to_evaluate};
 use crate::trained::weights;
 use crate::usage::Usage;
 
 /// The parameters of the first layers of a decoder.
 const EMBEDDINGS: [&str; 3] = ["embed_tokens.", "wte.", "wpe."];
+
+/// The weights that adapters were trained beside, in transformers.
+const FOUR_BITS: &str = "from transformers import BitsAndBytesConfig\n\nweights = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=\"nf4\", bnb_4bit_use_double_quant=True)\n";
 
 /// Writes `adapter_config.json` and `adapter_model.safetensors`, and lines of Python that load them.
 ///
@@ -60,11 +63,15 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     adapters.save(folder.directory(), layer)?;
     let began = compression.and_then(|own| own.weights.as_deref()).or(settings.run.init.as_deref());
     let base = began.map_or_else(|| "the model that the run began with".into(), printable);
+    let (settings, argument) = match compression.is_some_and(CompressionSettings::has_codes) {
+        true => (FOUR_BITS, ", quantization_config=weights"),
+        false => ("", ""),
+    };
     folder.text(
         "README.md",
         &format!(
-            "# Adapters\n\nOf {base}. With transformers and peft:\n\n```python\nfrom peft import PeftModel\nfrom transformers import {class}\n\n\
-             model = PeftModel.from_pretrained({class}.from_pretrained(\"BASE\"), \".\")\n```\n"
+            "# Adapters\n\nOf {base}. With transformers and peft:\n\n```python\nfrom peft import PeftModel\nfrom transformers import {class}\n\n{settings}\
+             model = PeftModel.from_pretrained({class}.from_pretrained(\"BASE\"{argument}), \".\")\n```\n"
         ),
     )
 }

@@ -10,7 +10,8 @@ use burn::optim::ModuleOptimizer;
 use burn::store::bridge;
 use burn::store::burn_pack::Tensor as Filed;
 use kiln_compression::{
-    Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization, Scope, Shapes, mask_moments, prune,
+    Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization, Scope,
+    Shapes, mask_moments, prune,
 };
 use kiln_precision::Policy;
 use kiln_training::{Task, TrainerBuilder};
@@ -105,7 +106,7 @@ pub(crate) const NOT_CODED: [&str; 1] = ["lm_head"];
 pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
 
 /// The attachments of a model whose weights are codes.
-pub type Coded = Nest<FourBitWeights, LowRank>;
+pub(crate) type Coded = Nest<FourBitWeights, LowRank>;
 
 /// The source of the values of weights that are codes.
 #[derive(Clone, Default)]

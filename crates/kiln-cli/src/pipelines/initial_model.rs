@@ -8,6 +8,7 @@ use std::rc::Rc;
 use burn::tensor::Device;
 use kiln_compression::FourBits;
 use kiln_data::printable;
+use kiln_memory::is_capture;
 use kiln_models::{Error, Matched, SafetensorsModel};
 use kiln_training::InitialValues;
 
@@ -73,7 +74,7 @@ impl InitialModel {
     pub(super) fn load<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
         let model = shaped(model, self.compression.as_ref())?;
         match self.compressed() {
-            Some(path) if !self.weights_in_checkpoint && device.clone().inner() != Device::capture() => {
+            Some(path) if !self.weights_in_checkpoint && !is_capture(device) => {
                 load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))
             }
             _ => Ok(model),
@@ -97,11 +98,11 @@ impl InitialModel {
         };
         let (tensors, matched) = model.matching(weights_file(path)?).map_err(advised)?;
         *self.taken.borrow_mut() = Some(matched);
-        let (Some(compression), BaseValues::Tensors(base)) =
-            (self.compression.as_ref().filter(|compression| compression.has_codes()), &self.base)
-        else {
+        let has_codes = self.compression.as_ref().is_some_and(CompressionSettings::has_codes);
+        let BaseValues::Tensors(base) = &self.base else { return Ok(values) };
+        if !has_codes {
             return Ok(values.with_tensors(tensors));
-        };
+        }
         // Weights that become codes are never in memory together.
         let coded = FourBits::default().skip(NOT_CODED).shapes_of(model)?;
         let coded: BTreeSet<&str> = coded.paths().collect();

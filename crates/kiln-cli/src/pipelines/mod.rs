@@ -13,8 +13,8 @@ mod settings;
 mod teacher;
 
 pub use crate::values::{LoaderMemory, MemorySetting};
-pub(crate) use compression::BaseValues;
 pub use classify::{ClassCounts, Classify, ClassifySettings};
+pub(crate) use compression::BaseValues;
 pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
 };

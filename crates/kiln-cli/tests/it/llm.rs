@@ -68,6 +68,46 @@ fn adapters_are_on_all_layers_of_the_blocks() {
 }
 
 #[test]
+fn adapters_beside_weights_of_four_bits_are_trained_resumed_sampled_and_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::write(at.join("constant.toml"), "[schedule]\npeak = 0.01\nwarmup = 0.0\nfloor = 1.0\n").unwrap();
+    for dora in [&[][..], &["--dora"]] {
+        let options = [&["--config", "constant.toml", "--lora", "2", "--base-bits", "4"], dora].concat();
+        let name = |kind: &str| format!("{kind}{}", dora.len());
+        let (whole, parts) = (name("whole"), name("parts"));
+        let log = trained(at, &whole, &[&options[..], &["--max-steps", "4"]].concat());
+        assert!(log.contains("29 of 29 tensors taken"), "{log}");
+        trained(at, &parts, &[&options[..], &["--max-steps", "2"]].concat());
+        done(at, &["train", "llm", "--resume", &parts, "--max-steps", "4"]);
+        assert!(weights(&at.join(&whole)) == weights(&at.join(&parts)), "a run that was resumed has other weights");
+        // A checkpoint has the codes of a layer in place of its weights.
+        let checkpoint =
+            |run: &str| fs::metadata(at.join(run).join("checkpoints/step-00000004/model.bpk")).unwrap().len();
+        let dense = name("dense");
+        trained(at, &dense, &[&options[..3], &["2", "--max-steps", "4"], dora].concat());
+        let bytes = [checkpoint(&whole), checkpoint(&dense)];
+        assert!(bytes[0] + 40_000 < bytes[1], "{bytes:?}");
+
+        let measured = results(at, &["eval", "llm", "--checkpoint", &whole]);
+        assert!(measured["perplexity"].as_f64().is_some_and(|value| value > 1.0), "{measured}");
+        let greedy = ["sample", &whole, "--prompt", "Call me", "--tokens", "8", "--temperature", "0"];
+        assert_eq!(json_lines(at, &greedy)[0]["tokens"].as_u64(), Some(8));
+        let (merged, adapters) = (name("merged"), name("adapters"));
+        done(at, &["export", &whole, "--out", &merged]);
+        assert_eq!(DecoderConfig::from_folder(at.join(&merged)).unwrap().context(), 32);
+        done(at, &["export", &whole, "--format", "peft", "--out", &adapters]);
+        let words = fs::read_to_string(at.join(&adapters).join("README.md")).unwrap();
+        assert!(words.contains("load_in_4bit=True"), "{words}");
+    }
+    let (model, data) = (small(), text(at, 40_000));
+    let run = ["train", "llm", "--model", &model, "--data", data.to_str().unwrap(), "--out", "run"];
+    refused(at, &[&run[..], &["--lora", "2", "--base-bits", "8"]].concat(), 2, &["expected 4"]);
+    refused(at, &[&run[..], &["--base-bits", "4"]].concat(), 2, &["--lora"]);
+    assert!(!at.join("run").exists());
+}
+
+#[test]
 fn a_folder_is_planned_for_without_its_weights() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
@@ -86,6 +126,9 @@ fn a_folder_is_planned_for_without_its_weights() {
     let (all, (adapters, train)) = (peak(&[]).0, peak(&["--lora", "2", "--lora-targets", "q_proj,v_proj"]));
     assert!(adapters < all, "{adapters} of {all} bytes");
     assert!(train.contains("--lora") && train.contains("q_proj,v_proj"), "{train}");
+    let (coded, train) = peak(&["--lora", "2", "--base-bits", "4"]);
+    assert!(coded < peak(&["--lora", "2"]).0, "{coded} of {all} bytes");
+    assert!(train.contains("--base-bits"), "{train}");
 }
 
 #[test]

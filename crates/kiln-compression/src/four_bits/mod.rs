@@ -9,7 +9,7 @@ use std::fmt;
 
 use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kiln_operations::{FOUR_BITS, FourBitWeight};
+use kiln_operations::{FOUR_BITS, FourBitWeight, four_bit_lengths, is_capture};
 
 use crate::Error;
 use crate::parameters::{Item, Site, on_device, sites, walk};
@@ -80,7 +80,7 @@ impl FourBits {
             let (Item::Float(param), true) = (item, result.is_ok()) else { return };
             let path = place.parameter();
             let Some(shape) = weights.shapes.get(&path).filter(|_| !place.is_inner()) else { return };
-            if param.device().inner() == Device::capture() {
+            if is_capture(&param.device()) {
                 return;
             }
             let own = || param.data().map_err(|reason| Error::Read { path: path.clone(), reason });
@@ -167,7 +167,7 @@ impl FourBitWeights {
     /// Bytes of codes, scales and levels.
     pub fn bytes(&self) -> u64 {
         let bytes = |[inputs, outputs]: &[usize; 2]| {
-            kiln_operations::four_bit_lengths(inputs * outputs).into_iter().map(|count| 4 * count as u64).sum::<u64>()
+            four_bit_lengths(inputs * outputs).into_iter().map(|count| 4 * count as u64).sum::<u64>()
         };
         self.shapes.values().map(bytes).sum()
     }
@@ -212,8 +212,8 @@ impl Reparameterizer for FourBitWeights {
         let device = param.lazy_device();
         let weight = match self.coded.remove(path) {
             Some(coded) => device.memory_persistent_allocations(coded, |coded| tensors(coded, &device)),
-            None if device.clone().inner() == Device::capture() => {
-                let [levels, codes, scales] = kiln_operations::four_bit_lengths(inputs * outputs);
+            None if is_capture(&device) => {
+                let [levels, codes, scales] = four_bit_lengths(inputs * outputs);
                 FourBitWeight {
                     levels: Tensor::zeros([levels], (&device, DType::F32)),
                     codes: Tensor::zeros([codes], (&device, DType::I32)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::module::{Module, Param, Reparameterization};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::kept::{Cut, Kept, elements};
@@ -155,7 +155,7 @@ impl Shapes {
 fn first<const D: usize>(tensor: Tensor<D>, shape: &[usize]) -> Tensor<D> {
     let device = tensor.device();
     // On the device for recordings the whole would be counted beside its part, and values do not matter.
-    if device.clone().inner() == Device::capture() {
+    if kiln_operations::is_capture(&device) {
         let mut sizes = [0; D];
         sizes.copy_from_slice(shape);
         return Tensor::zeros(sizes, (&device, tensor.dtype())).set_require_grad(tensor.is_require_grad());

@@ -62,7 +62,9 @@ fn codes_scales_and_values_are_those_of_bitsandbytes() {
         assert_eq!((values.dims(), layer.weight.dims()), ([100, 200], [100, 200]));
         let values = values.transpose().try_into_vec_as::<f32>().unwrap();
         let expected = recorded.numbers("values");
-        for (index, (own, expected)) in values.iter().zip(&expected).enumerate().filter(|(index, _)| is_same[index / 64]) {
+        for (index, (own, expected)) in
+            values.iter().zip(&expected).enumerate().filter(|(index, _)| is_same[index / 64])
+        {
             assert!((own - expected).abs() <= 2e-6 * expected.abs() + 1e-7, "{index}: {own}, expected {expected}");
         }
     }

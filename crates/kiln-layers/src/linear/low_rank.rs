@@ -291,8 +291,7 @@ impl Operation for LinearInParts {
         let (norm, prologue) = ([norm_weight, norm_bias], self.prologue);
         let kept = wanted.contains(&true).then(|| (x.clone(), norm.clone(), weight.clone(), parts.clone()));
         let [y, statistics] = changed_linear::<B>(x, norm, Weight { weight, parts }, bias, prologue);
-        let saved =
-            kept.map(|(x, norm, weight, parts)| (LinearSaved { x, statistics, norm, weight, prologue }, parts));
+        let saved = kept.map(|(x, norm, weight, parts)| (LinearSaved { x, statistics, norm, weight, prologue }, parts));
         Computed { outputs: vec![y], saved }
     }
 

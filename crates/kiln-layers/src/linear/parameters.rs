@@ -103,7 +103,6 @@ impl Appended {
         Self { changed, coded }
     }
 
-
     /// Takes the parts from the end of a list of all inputs, and returns them by layer.
     pub(crate) fn take<T>(&self, inputs: &mut Vec<T>) -> Vec<Parts<T>> {
         let codes = taken(&self.coded, inputs);
@@ -126,6 +125,6 @@ fn taken<T, const N: usize>(has: &[bool], items: &mut Vec<T>) -> Vec<Option<[T; 
 
 /// All inputs of an operation but the first, of as many as it has.
 pub(crate) const PARAMETERS: &[usize] = &[
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32,
-    33, 34, 35,
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+    32, 33, 34, 35,
 ];

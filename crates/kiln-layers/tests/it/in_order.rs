@@ -8,7 +8,7 @@ use kiln_layers::{
     Activation, LinearCrossEntropy, Mask, Projections, RotaryOptions, activation_linear, add_positions, embedding,
     gated_feed_forward, layer_norm, linear, norm_grouped_attention, norm_linear, norm_self_attention,
 };
-use kiln_operations::{RunningSums, SumError, weight_parts, read_parameter};
+use kiln_operations::{RunningSums, SumError, read_parameter, weight_parts};
 use proptest::prelude::*;
 
 use crate::compare::config;

@@ -315,7 +315,9 @@ pub(crate) fn record_of<M: Module>(model: M) -> ModuleRecord {
     let without = placeholders(&model);
     match without.is_empty() {
         true => model.into_record(),
-        false => model.into_record_group(ParamGroup::all().exclude(ParamGroup::from_ids(without.into_iter().collect()))),
+        false => {
+            model.into_record_group(ParamGroup::all().exclude(ParamGroup::from_ids(without.into_iter().collect())))
+        }
     }
 }
 

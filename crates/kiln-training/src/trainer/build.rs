@@ -137,7 +137,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
         let (init, group) =
             (|device: &Device| self.initial.of_run(device, &self.run.frozen, is_stored), site.group.clone());
-        let mut run = ModelState::new(init, initialization, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
+        let mut run =
+            ModelState::new(init, initialization, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = self.staged(&site, &planned)?;
         if let Some(staged) = &staged {

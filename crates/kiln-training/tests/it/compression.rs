@@ -21,8 +21,8 @@ use kiln_training::{Checkpoints, Error, OptimizerConfig, StepReport, Task, Train
 
 use crate::HEAP;
 use crate::case::{
-    Case, Classify, GRADUAL, Make, Model, Samples, Smaller, TOKENS, Way, edited, gpt, images, lora, nested, pruning,
-    qat, resnet,
+    Case, Classify, GRADUAL, Make, Model, Samples, Smaller, TOKENS, Way, edited, four_bits, gpt, images, lora, nested,
+    pruning, qat, resnet,
 };
 use crate::support::{self, Settings, Snapshot, Watched, beside, device, inject, planned, recovery, temporary, turn};
 
@@ -136,7 +136,8 @@ fn what_is_attached_trains_and_beside_adapters_nothing_else() {
                     learns(&case(resnet(4, lean), smaller, optimizer, precision, 0.01));
                 }
                 let all = Smaller { momentum, ..nested(&["c_attn", "c_proj", "c_fc"]) };
-                for smaller in [lora(), Smaller { dora: true, ..lora() }, all] {
+                let coded = [four_bits(), Smaller { dora: true, ..four_bits() }];
+                for smaller in [lora(), Smaller { dora: true, ..lora() }, all].into_iter().chain(coded) {
                     learns(&case(decoder(lean), smaller, optimizer, precision, rate));
                 }
             }
@@ -279,7 +280,9 @@ fn predicted_peaks_are_near_what_is_measured() {
         let peaks = |smaller: &Smaller| measured(&Make::Gpt(gpt(0.0, lean).with_width(256)), smaller, precision, 64);
         let plain = peaks(&Smaller::default());
         let all = Smaller { momentum: (!lean).then_some(0.1), ..nested(&["c_attn", "c_fc"]) };
-        for (what, smaller) in [("nothing", Smaller::default()), ("LoRA", lora()), ("all", all)] {
+        for (what, smaller) in
+            [("nothing", Smaller::default()), ("LoRA", lora()), ("four bits", four_bits()), ("all", all)]
+        {
             check(&format!("GPT with {what}, lean {lean} in {precision}"), plain, peaks(&smaller));
         }
     }
@@ -398,6 +401,7 @@ fn a_checkpoint_of_a_run_with_another_attachment_is_refused() {
             ("8 bits", only(other_bits.clone())),
             ("4 bits and inputs", only(qat())),
             ("adapters", only(lora())),
+            ("adapters beside four bits", only(four_bits())),
             ("adapters with magnitudes", only(Smaller { dora: true, ..lora() })),
             ("larger adapters", other_rank()),
         ]

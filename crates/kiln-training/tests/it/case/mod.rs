@@ -25,7 +25,7 @@ pub(crate) use model::{
     Classify, Make, Model, Parts, Place, Samples, Shortcut, TOKENS, gpt, images, large_vocabulary, resnet, vit,
 };
 pub(crate) use replicas::{Epochs, ModelBytes, all_numbers, bytes_of, on_all, on_replicas, part};
-pub(crate) use smaller::{GRADUAL, Smaller, edited, lora, nested, pruning, qat};
+pub(crate) use smaller::{GRADUAL, Smaller, edited, four_bits, lora, nested, pruning, qat};
 
 use crate::support::{Settings, Snapshot, Watched, device, inject, noted, planned, reclaim, recovery, settings, told};
 

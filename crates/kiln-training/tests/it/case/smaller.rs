@@ -3,17 +3,21 @@
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use kiln_compression::{
-    Error, FakeQuantizer, Gradual, LowRank, Masks, Nest, Pruning, Quantization, mask_moments, prune,
+    Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization, mask_moments,
+    prune,
 };
 use kiln_training::{Task, TrainerBuilder};
 
 type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
+type Coded = Nest<FourBitWeights, LowRank>;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Smaller {
     pub(crate) prune: Option<Gradual>,
     pub(crate) targets: Vec<&'static str>,
     pub(crate) dora: bool,
+    /// Whether the weights beside adapters are codes of four bits.
+    pub(crate) codes: bool,
     pub(crate) bits: Option<u8>,
     /// How far a batch moves the range of an input.
     pub(crate) momentum: Option<f64>,
@@ -32,6 +36,11 @@ pub(crate) fn pruning() -> Smaller {
 
 pub(crate) fn lora() -> Smaller {
     Smaller { targets: vec!["c_attn", "c_proj", "c_fc"], ..Smaller::default() }
+}
+
+/// Adapters beside weights of four bits.
+pub(crate) fn four_bits() -> Smaller {
+    Smaller { codes: true, ..lora() }
 }
 
 pub(crate) fn nested(targets: &[&'static str]) -> Smaller {
@@ -64,9 +73,19 @@ impl Smaller {
         Ok(Nest::optional(Some(Nest::optional(masks, adapters.transpose()?)), fake.transpose()?))
     }
 
+    fn coded(&self, model: &impl Module) -> Result<Coded, Error> {
+        let adapters = LowRank::new(2, 4.0, self.targets.iter().copied())?;
+        let codes = FourBits::default().of(model, |_| Ok(None))?;
+        let adapters = if self.dora { adapters.with_magnitudes(codes.norms()) } else { adapters };
+        Ok(Nest::new(codes, adapters))
+    }
+
     /// Adds the attachments and the edits to `builder`.
     pub(crate) fn on<'a, T: Task>(&self, builder: TrainerBuilder<'a, T>) -> TrainerBuilder<'a, T> {
         let (own, gradual) = (self.clone(), self.prune);
+        if own.codes {
+            return builder.with_early_reparameterization(move |model: &T::Model| own.coded(model));
+        }
         let builder = builder.with_reparameterization(move |model: &T::Model| own.attached(model));
         match gradual {
             Some(gradual) => {

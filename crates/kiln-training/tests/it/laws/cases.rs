@@ -14,8 +14,8 @@ use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
 use kiln_training::{OptimizerConfig, OptimizerGroups, Schedule as Rates, StepReport};
 
 use crate::case::{
-    Case, Classify, Make, Parts, SCHEDULES, Shortcut, Smaller, Way, gpt, large_vocabulary, lora, nested, qat, resnet,
-    stages, vit,
+    Case, Classify, Make, Parts, SCHEDULES, Shortcut, Smaller, Way, four_bits, gpt, large_vocabulary, lora, nested,
+    qat, resnet, stages, vit,
 };
 use crate::support::Settings;
 
@@ -109,6 +109,7 @@ fn smaller_models() -> Vec<Case> {
     for (name, make, smaller) in [
         ("QAT and pruning of a ResNet", &resnet, qat().pruned()),
         ("DoRA of a GPT", &gpt, Smaller { dora: true, ..lora() }),
+        ("DoRA of a GPT beside four bits", &gpt, Smaller { dora: true, ..four_bits() }),
         ("QAT, pruning and LoRA of a GPT", &gpt, all),
     ] {
         for (optimizer, precision) in [(adamw, Precision::F32), (sgd, Precision::BF16)] {

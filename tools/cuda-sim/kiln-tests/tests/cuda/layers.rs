@@ -1,5 +1,6 @@
 //! The layers of kiln-layers and burn's own operations on CUDA compared with the CPU device: values and gradients, in f32, f16 and bf16.
 
+mod adapters;
 mod images;
 
 use burn::module::{Module, ModuleMapper, Param, RunningState};

@@ -4,12 +4,22 @@
 //! order, in blocks of 64 across the ends of rows. The value of a code is its level times the scale of its block. The scale is the level of
 //! the scale's code times the scale of its group of 256 blocks, plus an offset.
 
+#[cfg(feature = "flex")]
+mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
+
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Int, Shape, Slice, Tensor};
 
+#[cfg(feature = "cube")]
+use burn_cubecl::CubeDevice;
+
 use crate::cost::Cost;
 use crate::dispatch::run;
+#[cfg(feature = "cube")]
+use crate::operation::CubeKernel;
 use crate::operation::{Computed, Kernel, KernelBackend, Operation, all};
 
 /// The name under which the codes of a weight are attached to it. They are a module with the parameters of [`FourBitWeight`]. The weight
@@ -124,9 +134,15 @@ impl Kernel for Widened {
         vec![B::float_cast(reshaped(made, [self.outputs, self.inputs]), self.dtype.into())]
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(&self, _: &CubeDevice, _: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
+        (self.outputs * self.inputs > 0)
+            .then_some(|own, inputs| vec![cube::widened(all(inputs), [own.outputs, own.inputs], own.dtype)])
+    }
+
     #[cfg(feature = "flex")]
     fn flex(&self, inputs: Vec<burn::backend::flex::FlexTensor>) -> Vec<burn::backend::flex::FlexTensor> {
-        vec![on_cpu::widened(all(inputs), [self.outputs, self.inputs], self.dtype)]
+        vec![cpu::widened(all(inputs), [self.outputs, self.inputs], self.dtype)]
     }
 }
 
@@ -137,56 +153,10 @@ const SHIFTS: [usize; OF_WORD] = [4, 0, 12, 8, 20, 16, 28, 24];
 fn digits<B: KernelBackend>(words: IntTensor<B>, shifts: &[usize], mask: i32) -> IntTensor<B> {
     let count = words.shape()[0];
     let digit = |shift: &usize| {
-        let digit = B::bitwise_and_scalar(B::bitwise_right_shift_scalar(words.clone(), (*shift as i32).into()), mask.into());
+        let digit =
+            B::bitwise_and_scalar(B::bitwise_right_shift_scalar(words.clone(), (*shift as i32).into()), mask.into());
         B::int_reshape(digit, Shape::new([count, 1]))
     };
     let digits = B::int_cat(shifts.iter().map(digit).collect(), 1);
     B::int_reshape(digits, Shape::new([count * shifts.len()]))
-}
-
-#[cfg(feature = "flex")]
-mod on_cpu {
-    use burn::backend::flex::FlexTensor;
-    use burn::tensor::{DType, Shape};
-    use rayon::prelude::*;
-
-    use super::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET, SHIFTS};
-    use crate::by_dtype;
-    use crate::cpu::stored::{Stored, tensor};
-
-    /// Blocks of a task.
-    const TASK: usize = 64;
-
-    pub(super) fn widened(tensors: [FlexTensor; 3], shape: [usize; 2], dtype: DType) -> FlexTensor {
-        fn run<E: Stored>([levels, codes, scales]: [FlexTensor; 3], shape: [usize; 2]) -> FlexTensor {
-            let (levels, codes, scales) = (levels.storage::<f32>(), codes.storage::<i32>(), scales.storage::<i32>());
-            let (values, groups) = levels.split_at(OFFSET + 1);
-            let mut made = bytemuck::zeroed_vec::<E>(shape[0] * shape[1]);
-            made.par_chunks_mut(TASK * BLOCK).enumerate().for_each_init(Vec::new, |kept, (task, made)| {
-                E::written(made, kept, |made| {
-                    for (index, made) in made.chunks_mut(BLOCK).enumerate() {
-                        let block = task * TASK + index;
-                        let code = scales[block / 4] >> (8 * (block % 4)) & 255;
-                        let scale = values[LEVELS + code as usize] * groups[block / GROUP] + values[OFFSET];
-                        let words = &codes[block * (BLOCK / OF_WORD)..];
-                        block_values(made, words, std::array::from_fn(|level| values[level] * scale));
-                    }
-                });
-            });
-            tensor(made, Shape::new(shape))
-        }
-        if shape.contains(&0) {
-            return crate::cpu::stored::zeros(Shape::new(shape), dtype);
-        }
-        let tensors = tensors.map(|tensor| tensor.to_contiguous());
-        by_dtype!(dtype, E => run::<E>(tensors, shape), else unreachable!("{dtype:?} is not a dtype of weights"))
-    }
-
-    fn block_values(values: &mut [f32], words: &[i32], levels: [f32; LEVELS]) {
-        for (values, word) in values.chunks_mut(OF_WORD).zip(words) {
-            for (value, shift) in values.iter_mut().zip(SHIFTS) {
-                *value = levels[(word >> shift & 15) as usize];
-            }
-        }
-    }
 }
