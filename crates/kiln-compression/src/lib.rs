@@ -42,6 +42,7 @@ pub use error::Error;
 pub use four_bits::{FourBitCodes, FourBitLevels, FourBitWeights, FourBits, placeholders};
 pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};
+pub use parameters::other_attachment;
 pub use prune::{
     ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
     Pruning, Scope, Shapes, Sparsity, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,

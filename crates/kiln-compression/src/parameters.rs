@@ -8,6 +8,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
+use kiln_operations::{CAST, FOUR_BITS, LOW_RANK, NESTED};
+
 use crate::Error;
 
 /// The container of what is attached to a parameter, as visitors see it.
@@ -213,6 +215,20 @@ pub(crate) fn sites(model: &impl Module) -> Vec<Site> {
         _ => {}
     });
     sites
+}
+
+/// What is attached to a parameter of `model` beside adapters, codes of weights and casts: its name, and the path of the parameter. Without it, a
+/// step computes the same for a sample whatever samples come with it; ranges of fake quantisation, for example, move with each micro-batch.
+pub fn other_attachment(model: &impl Module) -> Option<(String, String)> {
+    let mut found = None;
+    walk(model, |place, item| {
+        if let Item::Attached(name) = item
+            && ![NESTED, FOUR_BITS, LOW_RANK, CAST].contains(&name)
+        {
+            found.get_or_insert((name.to_owned(), place.parameter()));
+        }
+    });
+    found
 }
 
 /// [`sites`] by path.

@@ -49,6 +49,13 @@ pub enum Mixes {
     Parameter(String),
     /// Several operations use this parameter, whose gradients have one sum where it is in a store.
     Shared(String),
+    /// Something of this name is attached to this parameter, and may change with each micro-batch.
+    Attached {
+        /// Its name.
+        name: String,
+        /// The parameter.
+        path: String,
+    },
     /// The step cannot be recorded with sums in the order of rows, for this reason.
     Unrecorded(String),
 }
@@ -61,6 +68,7 @@ impl fmt::Display for Mixes {
             Self::Operation { name, path } => write!(f, "{name} of {path} depends on the micro-batch"),
             Self::Parameter(path) => write!(f, "the gradient of {path} is added up by micro-batches"),
             Self::Shared(path) => write!(f, "several layers use {path}, and a store has one sum of its gradients"),
+            Self::Attached { name, path } => write!(f, "{name} of {path} may change with each micro-batch"),
             Self::Unrecorded(reason) => write!(f, "the step cannot be recorded row by row: {reason}"),
         }
     }
@@ -73,7 +81,9 @@ impl StepTrace {
         if (self.phases[0]..self.phases[1]).any(|index| self.is_random(index) && !self.is_by_sample(index)) {
             return Some(Mixes::Random);
         }
-        if let Some(index) = (self.phases[0]..self.phases[2]).find(|index| !self.is_by_sample(*index)) {
+        let of_samples = self.depends_on_samples();
+        let mixes = |index: &usize| of_samples[*index] && !self.is_by_sample(*index);
+        if let Some(index) = (self.phases[0]..self.phases[2]).find(mixes) {
             let outputs = self.graph.outputs_at(index);
             let path = outputs.iter().find_map(|output| self.path_of(*output as usize)).unwrap_or_default();
             return Some(Mixes::Operation {
@@ -87,6 +97,25 @@ impl StepTrace {
     /// Paths of the parameters that several operations use, of a step that was recorded [in order](crate::StepOptions::in_order).
     pub fn shared_parameters(&self) -> &BTreeSet<String> {
         &self.shared
+    }
+
+    /// Which operations read or make something of the samples. Others compute the same in every micro-batch, as norms of weights.
+    fn depends_on_samples(&self) -> Vec<bool> {
+        let mut depends: Vec<bool> =
+            (0..self.tensors.len()).map(|tensor| self.dims(tensor as u32).iter().any(grows)).collect();
+        let of_operation = |index| {
+            let (inputs, outputs) = (self.graph.inputs_at(index), self.graph.outputs_at(index));
+            let any = inputs
+                .iter()
+                .map(|input| input.tensor)
+                .chain(outputs.iter().copied())
+                .any(|tensor| depends[tensor as usize]);
+            for output in outputs {
+                depends[*output as usize] |= any;
+            }
+            any
+        };
+        (0..self.phases[2]).map(of_operation).collect()
     }
 
     /// Whether a tensor is one integer.

@@ -8,6 +8,7 @@ use std::panic::resume_unwind;
 use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
+use kiln_compression::other_attachment;
 use kiln_memory::{
     BackendProfile, Mixes, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with,
 };
@@ -81,7 +82,7 @@ impl RecordedStep {
         if sample.len() < SAMPLES[1] {
             return Err(Error::Sample { samples: sample.len() });
         }
-        let (chains, refused) = (RefCell::new(vec![]), RefCell::new(None));
+        let (chains, refused, attached) = (RefCell::new(vec![]), RefCell::new(None), RefCell::new(None));
         let paths = RefCell::new(BTreeSet::new());
         let in_order = Cell::new(kind.in_order);
         // Sums in the order of rows carry a scale of their own.
@@ -99,10 +100,12 @@ impl RecordedStep {
             };
             // A recording can fail only by a panic; this one prints no message.
             let built = |device: &Device| {
-                build(device).unwrap_or_else(|error| {
+                let model = build(device).unwrap_or_else(|error| {
                     *refused.borrow_mut() = Some(error);
                     resume_unwind(Box::new("the model cannot be made"))
-                })
+                });
+                *attached.borrow_mut() = other_attachment(&model);
+                model
             };
             let loss = |model: &T::Model, recorder: &kiln_memory::Recorder| {
                 chains.borrow_mut().clear();
@@ -142,6 +145,7 @@ impl RecordedStep {
                 Ok(trace) => trace.mixes_samples(),
                 Err(error) => Some(Mixes::Unrecorded(error.to_string())), // the step itself may be
             };
+            let mixes = attached.take().map(|(name, path)| Mixes::Attached { name, path }).or(mixes);
             in_order.set(mixes.is_none());
             scales.set(kind.scales_gradients || mixes.is_none());
             cuts = mixes.map_or(Cuts::KeepBits, Cuts::Mix);

@@ -160,7 +160,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn adds_in_order(&self) -> bool {
         let replicas = self.parallel.communicator.as_ref().map_or(1, |communicator| communicator.replicas());
         let replicas_in_stages = self.parallel.stages.is_some() && replicas > 1;
-        self.memory.exact && !(replicas_in_stages || self.attaches || self.edit.is_some())
+        self.memory.exact && !(replicas_in_stages || self.edit.is_some())
     }
 
     /// The checkpoint plan that the settings name, if any.

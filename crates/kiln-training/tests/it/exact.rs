@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use kiln_layers::LinearCrossEntropy;
+use kiln_memory::BackendProfile;
 use kiln_precision::{Policy, Scaling};
 use kiln_recovery::{Injector, Patience};
 use kiln_training::{
@@ -14,7 +15,7 @@ use kiln_training::{
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::case::{Case, Classify, Make, gpt, large_vocabulary, resnet};
+use crate::case::{Case, Classify, Make, Smaller, four_bits, gpt, large_vocabulary, lora, qat, resnet};
 use crate::support::{Settings, Snapshot, Watched, beside, device, inject, planned, settings, temporary, turn};
 
 /// Models whose numbers depend on the micro-batch by more than rounding: with batch norm, and with burn's dropout.
@@ -25,7 +26,12 @@ pub(crate) fn cases() -> [Case; 2] {
 }
 
 pub(crate) fn exact(case: &Case) -> TrainerBuilder<'_, Classify> {
-    planned(case.task.clone(), |device| case.task.make.init(device), &case.settings)
+    let builder = planned(case.task.clone(), |device| case.task.make.init(device), &case.settings);
+    let builder = match &case.smaller {
+        Some(smaller) => smaller.on(builder),
+        None => builder,
+    };
+    builder
         .with_recovery(true)
         .with_patience(Patience::new(Duration::ZERO))
         .with(|settings| settings.memory.exact = true)
@@ -126,6 +132,45 @@ fn cuts_and_plans_change_no_bit_of_a_decoder() {
             run(None, plan.clone()).assert_same(&expected, &format!("{case:?}: {plan:?}"));
         }
     }
+}
+
+#[test]
+fn cuts_and_plans_change_no_bit_of_adapters_and_ranges_of_inputs_are_not_cut() {
+    let _turn = turn();
+    let in_bf16 = |settings| Settings { policy: Policy::new(Precision::BF16), ..settings };
+    let dora = |smaller| Smaller { dora: true, ..smaller };
+    let adapters = |smaller| Case { smaller: Some(smaller), ..decoder(OptimizerConfig::adamw(), 8, 0.1) };
+    let run = |case: &Case, micro_batch: Option<usize>, plan: Recompute| {
+        let builder = exact(case).with_micro_batch(micro_batch).with_recompute(plan);
+        assert!(
+            builder.planner(&BackendProfile::flex(), &case.batch(0), 8).unwrap().keeps_bits(),
+            "{:?}",
+            case.smaller
+        );
+        let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
+        let mut parts = 0;
+        for step in 0..3 {
+            parts = trainer.step(&case.batch(step)).unwrap().micro_batches;
+        }
+        (Snapshot::of(&trainer), parts)
+    };
+    for case in [
+        adapters(lora()),
+        adapters(dora(lora())).with(in_bf16),
+        adapters(four_bits()).with(in_bf16),
+        adapters(dora(four_bits())),
+    ] {
+        let (expected, _) = run(&case, None, Recompute::None);
+        for (micro_batch, plan) in [(1, Recompute::None), (3, Recompute::Every(1)), (7, Recompute::Offload)] {
+            let context = format!("{:?}: micro-batches of {micro_batch}, {plan:?}", case.smaller);
+            let (snapshot, parts) = run(&case, Some(micro_batch), plan);
+            assert_eq!(parts, 8_usize.div_ceil(micro_batch), "{context}");
+            snapshot.assert_same(&expected, &context);
+        }
+    }
+    let whole = adapters(Smaller { momentum: None, ..qat() });
+    let planner = exact(&whole).planner(&BackendProfile::flex(), &whole.batch(0), 8).unwrap();
+    assert!(!planner.keeps_bits());
 }
 
 #[test]
