@@ -65,6 +65,9 @@ pub(crate) struct PlanArgs {
     /// Every size and plan, not only the five best
     #[arg(long, help_heading = "Output")]
     pub(crate) all: bool,
+    /// List what is in memory at the peak of the recommended way, or of the nearest
+    #[arg(long, help_heading = "Output")]
+    pub(crate) bytes: bool,
     /// One JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,

@@ -1,5 +1,6 @@
 //! `kiln plan`: predicted memory and time of a training step, for devices that need not be here.
 
+mod bytes;
 mod candidates;
 mod command;
 mod divided;
@@ -207,6 +208,10 @@ fn plan<T: Task>(
     let chosen = candidates::chosen(&all);
     let train = chosen.as_ref().map(|plan| command::words(&what, arguments, plan));
     let quickest = all.iter().map(|plan| plan.seconds).fold(f64::INFINITY, f64::min);
+    let in_memory = match (arguments.bytes, chosen.as_ref().or(candidates::nearest(&all).first())) {
+        (true, Some(plan)) => Some(bytes::groups(&planner.predict(plan)?)),
+        _ => None,
+    };
     if arguments.json {
         let row = |plan: &StepPlan| row(plan, &optimizer, quickest);
         let recommended = chosen.as_ref().map(row);
@@ -214,6 +219,7 @@ fn plan<T: Task>(
         return print_json(&json!({
             "model": name, "batch": batch, "limit_bytes": limit, "device": profile.name,
             "rows": shown.iter().map(row).collect::<Vec<_>>(), "recommended": recommended, "command": train,
+            "in_memory": in_memory.as_deref().map(bytes::json),
         }));
     }
     let shown = match &chosen {
@@ -225,6 +231,9 @@ fn plan<T: Task>(
     let facts = Facts { optimizer: optimizer.name(), quickest, limit };
     writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", ByteSize(limit), profile.name)?;
     writeln!(out, "{}\n{}", table(&shown, chosen.as_ref(), &facts), legend(&shown, chosen.is_some()))?;
+    if let Some(groups) = &in_memory {
+        writeln!(out, "{}\n", bytes::text(groups))?;
+    }
     match train {
         Some(train) => {
             writeln!(out, "{}", command::shown(&train))?;

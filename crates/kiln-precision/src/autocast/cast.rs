@@ -78,12 +78,20 @@ pub struct CastTo {
     path: Arc<str>,
 }
 
+impl CastTo {
+    /// The dtype in which layers read the parameter.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
 impl Reparameterization for CastTo {
     const NAME: &'static str = kiln_operations::CAST;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         LAST_USED.set(Some(self.path.clone()));
-        let value = if ISLANDS.get() > 0 { base } else { cast(base, self.dtype) };
+        // A frozen parameter may be stored in the dtype in which it is read.
+        let value = cast(base, if ISLANDS.get() > 0 { DType::F32 } else { self.dtype });
         RECORDED.with_borrow_mut(|recorded| {
             if let (Some(recorded), Ok(primitive)) = (recorded, value.clone().try_into_primitive::<Capture>()) {
                 recorded.insert(primitive.id(), self.path.clone());

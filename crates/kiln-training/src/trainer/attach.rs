@@ -2,10 +2,11 @@
 
 use std::fmt::Debug;
 
-use burn::module::{Module, Reparameterizer};
+use burn::module::{Module, Param, Reparameterizer};
 use burn::optim::ModuleOptimizer;
-use kiln_compression::Nest;
-use kiln_precision::Policy;
+use burn::tensor::{DType, Tensor};
+use kiln_compression::{Nest, Nested};
+use kiln_precision::{Autocast, CastTo, Policy};
 
 use crate::error::Error;
 
@@ -30,8 +31,8 @@ pub(super) fn policy_alone<M: Module>() -> Attach<M> {
     })
 }
 
-/// Attaches the result of `make` below a policy's cast.
-pub(super) fn below_the_cast<M, R, E>(make: impl Fn(&M) -> Result<R, E> + 'static) -> Attach<M>
+/// Attaches the result of `make` below a policy's cast. `narrows`: other frozen matrices are stored in the dtype that layers compute in.
+pub(super) fn below_the_cast<M, R, E>(make: impl Fn(&M) -> Result<R, E> + 'static, narrows: bool) -> Attach<M>
 where
     M: Module,
     R: Reparameterizer + Debug,
@@ -46,8 +47,35 @@ where
             return Err(Error::InvalidSetting { name, value, expected });
         }
         let cast = policy.reparameterizer(&model)?;
-        Ok((model.apply_reparameterization(Nest::new(first, cast)), settings))
+        let both = Nest::new(first, cast);
+        let model = match narrows {
+            true => model.apply_reparameterization(Narrow { both, dtype: policy.compute().dtype() }),
+            false => model.apply_reparameterization(both),
+        };
+        Ok((model, settings))
     })
+}
+
+/// Attaches both. A frozen matrix that has nothing or only the cast is stored in the dtype that layers compute in, as embeddings and the head
+/// beside weights of four bits.
+struct Narrow<R> {
+    both: Nest<R, Autocast>,
+    dtype: DType,
+}
+
+impl<R: Reparameterizer> Reparameterizer for Narrow<R> {
+    type Reparam = Nested<R::Reparam, CastTo>;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
+        let (param, attached) = self.both.reparameterize(path, param);
+        let is_plain = attached.as_ref().is_none_or(|attached| attached.first.is_none());
+        let narrows = D == 2 && is_plain && self.dtype != DType::F32 && !param.is_require_grad();
+        (if narrows { param.map(|value| value.cast(self.dtype).detach()) } else { param }, attached)
+    }
 }
 
 /// Why a run with the attachments `is` cannot continue one with `was`. `None` if they are equal.

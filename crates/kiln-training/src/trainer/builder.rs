@@ -290,18 +290,19 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         R: Reparameterizer + Debug,
         E: std::error::Error + Send + Sync + 'static,
     {
-        Self { attach: below_the_cast(make), attaches: true, ..self }
+        Self { attach: below_the_cast(make, false), attaches: true, ..self }
     }
 
     /// Works as [`with_reparameterization`](Self::with_reparameterization), and attaches before burn initialises parameters: for attachments that
-    /// take the place of weights, as [`FourBits`](kiln_compression::FourBits) do, so that these weights are never in memory as a whole.
+    /// take the place of weights, as [`FourBits`](kiln_compression::FourBits) do, so that these weights are never in memory as a whole. Other frozen
+    /// matrices, such as embeddings, are stored in the dtype that layers compute in.
     #[must_use]
     pub fn with_early_reparameterization<R, E>(self, make: impl Fn(&T::Model) -> Result<R, E> + 'static) -> Self
     where
         R: Reparameterizer + Debug,
         E: std::error::Error + Send + Sync + 'static,
     {
-        Self { attaches_early: true, ..self.with_reparameterization(make) }
+        Self { attach: below_the_cast(make, true), attaches: true, attaches_early: true, ..self }
     }
 
     /// Calls `edit` between steps to change the model and its optimizer, as gradual pruning does. If it returns `None`, they stay as they
