@@ -71,7 +71,7 @@ fn codes_scales_and_values_are_those_of_bitsandbytes() {
 }
 
 #[test]
-fn composed_and_on_other_dtypes_the_values_are_the_same() {
+fn values_of_codes_are_near_the_weights_and_have_their_norms() {
     let device = Device::flex();
     for [inputs, outputs] in [[1, 1], [64, 1], [3, 50], [130, 200]] {
         let layer = LinearConfig::new(inputs, outputs).with_bias(false).init(&device);

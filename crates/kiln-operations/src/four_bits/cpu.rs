@@ -4,7 +4,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use rayon::prelude::*;
 
-use super::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET, SHIFTS};
+use super::layout::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET, SHIFTS};
 use crate::by_dtype;
 use crate::cpu::stored::{Stored, tensor};
 

@@ -9,7 +9,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET};
+use super::layout::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET};
 use crate::cube::empty;
 
 /// A product that is rounded by itself. Compilers do not fuse it with a sum, as they may do with `a * b`.

@@ -8,6 +8,7 @@
 mod cpu;
 #[cfg(feature = "cube")]
 mod cube;
+mod layout;
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -15,6 +16,9 @@ use burn::tensor::{DType, Int, Shape, Slice, Tensor};
 
 #[cfg(feature = "cube")]
 use burn_cubecl::CubeDevice;
+
+pub use layout::{BLOCK, GROUP, four_bit_lengths};
+use layout::{LEVELS, OFFSET, SHIFTS};
 
 use crate::cost::Cost;
 use crate::dispatch::run;
@@ -26,22 +30,6 @@ use crate::operation::{Computed, Kernel, KernelBackend, Operation, all};
 /// itself is a view of one number, which has the shape of the weight and takes no memory.
 pub const FOUR_BITS: &str = "four_bits";
 
-/// Values of a block, which share a scale.
-pub const BLOCK: usize = 64;
-
-/// Blocks of a group, whose scales share a scale.
-pub const GROUP: usize = 256;
-
-/// Codes in a word of 32 bits.
-const OF_WORD: usize = 8;
-
-/// Levels of codes, and of scales.
-const LEVELS: usize = 16;
-const SCALES: usize = 256;
-
-/// The place of the offset of scales among [levels](FourBitWeight::levels). The scales of groups are behind it.
-const OFFSET: usize = LEVELS + SCALES;
-
 /// A weight in codes of four bits.
 #[derive(Clone, Debug)]
 pub struct FourBitWeight {
@@ -51,12 +39,6 @@ pub struct FourBitWeight {
     pub codes: Tensor<1, Int>,
     /// A code of eight bits for the scale of each block, in words of 32 bits, the first in the lowest bits.
     pub scales: Tensor<1, Int>,
-}
-
-/// The lengths of the tensors of a weight with `values` values: levels, words of codes, words of scales.
-pub fn four_bit_lengths(values: usize) -> [usize; 3] {
-    let blocks = values.div_ceil(BLOCK);
-    [OFFSET + 1 + blocks.div_ceil(GROUP), blocks * BLOCK / OF_WORD, blocks.div_ceil(4)]
 }
 
 impl FourBitWeight {
@@ -146,9 +128,6 @@ impl Kernel for Widened {
     }
 }
 
-/// The places of the codes in a word: the high bits of a byte come first.
-const SHIFTS: [usize; OF_WORD] = [4, 0, 12, 8, 20, 16, 28, 24];
-
 /// The numbers in words, which begin at bits `shifts`.
 fn digits<B: KernelBackend>(words: IntTensor<B>, shifts: &[usize], mask: i32) -> IntTensor<B> {
     let count = words.shape()[0];
@@ -159,4 +138,49 @@ fn digits<B: KernelBackend>(words: IntTensor<B>, shifts: &[usize], mask: i32) ->
     };
     let digits = B::int_cat(shifts.iter().map(digit).collect(), 1);
     B::int_reshape(digits, Shape::new([count * shifts.len()]))
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn burns_operations_and_the_kernel_compute_the_same_values() {
+        let device = Device::flex();
+        for shape in [[1, 1], [1, 64], [5, 13], [3, 129], [70, 260]] {
+            let [levels, codes, scales] = four_bit_lengths(shape[0] * shape[1]);
+            let numbers = |count: usize| (0..count as i64).map(|at| (at * 2_654_435_761 % 4_294_967_291) as u32 as i32);
+            let levels: Vec<f32> = numbers(levels).map(|number| number as f32 / i32::MAX as f32).collect();
+            let levels = Tensor::<1>::from_data(levels.as_slice(), (&device, DType::F32));
+            let words = |count| {
+                let words: Vec<i32> = numbers(count).collect();
+                Tensor::<1, Int>::from_data(words.as_slice(), (&device, DType::I32)).into_dispatch()
+            };
+            let weight = [levels.into_dispatch(), words(codes), words(scales)];
+            let tensors = || -> Vec<_> {
+                let held = |tensor: burn::backend::DispatchTensor| match tensor.kind {
+                    burn::backend::DispatchTensorKind::Flex(tensor) => match tensor {
+                        burn::backend::BackendTensor::Float(tensor) | burn::backend::BackendTensor::Int(tensor) => {
+                            tensor
+                        }
+                        other => panic!("{other:?}"),
+                    },
+                    other => panic!("{other:?}"),
+                };
+                weight.clone().into_iter().map(held).collect()
+            };
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let kernel = Widened { outputs: shape[0], inputs: shape[1], dtype };
+                let [own] = all(kernel.flex(tensors()));
+                let [composed] = all(kernel.composed::<Flex>(tensors()));
+                assert_eq!((own.shape(), own.dtype()), (Shape::new(shape), dtype));
+                let values = |tensor| crate::cpu::stored::to_f32(tensor);
+                assert_eq!(values(&own), values(&composed), "{shape:?} {dtype:?}");
+            }
+        }
+    }
 }
