@@ -1,4 +1,4 @@
-//! What is in memory at the peak of a planned step, as a table of at most 80 columns.
+//! What is in memory at the peak of a planned step, as a table.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,6 @@ pub(super) fn groups(prediction: &Prediction) -> Vec<Group> {
         group.bytes += buffer.bytes;
     }
     let mut groups: Vec<Group> = by_what.into_values().collect();
-    let rest = prediction.peak_bytes.saturating_sub(groups.iter().map(|group| group.bytes).sum());
-    if rest > 0 {
-        let what = "the device's runtime and scratch memory of operations".to_owned();
-        groups.push(Group { category: Category::Workspace, what, count: 1, bytes: rest });
-    }
     groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
     let of =
         |category| groups.iter().filter(move |group| group.category == category).map(|group| group.bytes).sum::<u64>();
@@ -41,9 +36,12 @@ pub(super) fn groups(prediction: &Prediction) -> Vec<Group> {
 /// The words for a buffer: those of equal ones of other layers are the same.
 fn words(buffer: &Buffer) -> String {
     let owner = buffer.path.as_deref().unwrap_or(&buffer.operation);
-    let parts = owner.split('.').filter(|part| *part != "nested" && *part != "autocast");
+    let parts = owner.split('.').filter(|part| !["nested", "autocast", "weight"].contains(part));
     let parts = parts.map(|part| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part });
     let owner = parts.collect::<Vec<_>>().join(".");
+    if buffer.shape.is_empty() {
+        return owner;
+    }
     let shape = buffer.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ");
     format!("{owner}, {} {shape}", buffer.dtype)
 }
@@ -61,8 +59,7 @@ pub(super) fn text(groups: &[Group]) -> String {
         let (large, small): (Vec<_>, Vec<_>) = own.iter().partition(|group| 1000 * group.bytes >= peak);
         for Group { what, count, bytes, .. } in large {
             let count = if *count > 1 { format!("{count} of ") } else { String::new() };
-            let line: String = format!("{:>11}    {count}{what}", ByteSize(*bytes).to_string());
-            lines.push(line.chars().take(80).collect());
+            lines.push(format!("{:>11}    {count}{what}", ByteSize(*bytes).to_string()));
         }
         if !small.is_empty() {
             let bytes = ByteSize(small.iter().map(|group| group.bytes).sum());

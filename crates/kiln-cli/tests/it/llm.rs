@@ -129,6 +129,18 @@ fn a_folder_is_planned_for_without_its_weights() {
     let (coded, train) = peak(&["--lora", "2", "--base-bits", "4"]);
     assert!(coded < peak(&["--lora", "2"]).0, "{coded} of {all} bytes");
     assert!(train.contains("--base-bits"), "{train}");
+    // What is in memory adds up to the peak.
+    let options = ["--memory", "1GiB", "--lora", "2", "--base-bits", "4", "--bytes"];
+    let plan = [&["plan", "llm", "--model", model, "--context", "64"][..], &options].concat();
+    let text = String::from_utf8(done(at, &plan).stdout).unwrap();
+    assert!(
+        text.contains("In memory at the peak:") && text.contains("3 of layers.*.mlp.up_proj.four_bits.codes"),
+        "{text}"
+    );
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let plan: Value = serde_json::from_slice(&done(at, &[&plan[..], &["--json"]].concat()).stdout).unwrap();
+    let bytes = plan["in_memory"].as_array().unwrap().iter().map(|group| group["bytes"].as_u64().unwrap());
+    assert_eq!(Some(bytes.sum()), plan["recommended"]["peak_bytes"].as_u64());
 }
 
 #[test]
