@@ -39,10 +39,10 @@ mod quantize;
 
 pub use distill::{DistillationLoss, Teacher};
 pub use error::Error;
-pub use four_bits::{FourBitCodes, FourBitLevels, FourBitWeights, FourBits, placeholders};
+pub use four_bits::{FourBitCodes, FourBitLevels, FourBitWeights, FourBits, placeholder, placeholders};
 pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};
-pub use parameters::other_attachment;
+pub use parameters::attached_beside_adapters;
 pub use prune::{
     ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
     Pruning, Scope, Shapes, Sparsity, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,

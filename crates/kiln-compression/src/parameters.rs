@@ -219,7 +219,7 @@ pub(crate) fn sites(model: &impl Module) -> Vec<Site> {
 
 /// What is attached to a parameter of `model` beside adapters, codes of weights and casts: its name, and the path of the parameter. Without it, a
 /// step computes the same for a sample whatever samples come with it; ranges of fake quantisation, for example, move with each micro-batch.
-pub fn other_attachment(model: &impl Module) -> Option<(String, String)> {
+pub fn attached_beside_adapters(model: &impl Module) -> Option<(String, String)> {
     let mut found = None;
     walk(model, |place, item| {
         if let Item::Attached(name) = item

@@ -41,8 +41,8 @@ pub fn like(tensor: &FloatTensor<Capture>) -> (Shape, DType) {
     (tensor.shape(), tensor.dtype())
 }
 
-/// Whether a device records operations without computing them: [`Device::capture`], with autodiff or without. Each such device is another one, so
-/// that it equals no other.
+/// Whether a device records operations without computing them: [`Device::capture`], with autodiff or without. Two such devices are never equal, so
+/// that `==` does not tell.
 pub fn is_capture(device: &Device) -> bool {
     matches!(device.clone().inner().as_dispatch(), DispatchDevice::Capture(_))
 }

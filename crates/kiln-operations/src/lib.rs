@@ -34,7 +34,7 @@ pub mod cpu;
 pub mod cube;
 mod dispatch;
 mod dynamic_map;
-mod four_bits;
+pub mod four_bits;
 #[cfg(feature = "cube")]
 mod fused;
 mod graph;
@@ -55,7 +55,7 @@ pub use capture::{is_capture, like, operation, operations};
 pub use cost::{Call, Cost, Operand};
 pub use dispatch::{Input, Inputs, Operations, run, run_light};
 pub use dynamic_map::dynamic_map;
-pub use four_bits::{BLOCK, FOUR_BITS, FourBitWeight, GROUP, four_bit_lengths, widened_four_bits};
+pub use four_bits::{FOUR_BITS, FourBitWeight, four_bit_lengths, widened_four_bits};
 #[cfg(feature = "cube")]
 pub use fused::launch;
 #[cfg(feature = "cube")]

@@ -259,9 +259,9 @@ pub(crate) struct AdapterArgs {
     /// With --lora: train the magnitude of each output by itself (DoRA)
     #[arg(long, requires = "lora", help_heading = "Adapters")]
     pub(crate) dora: bool,
-    /// With --lora: keep the weights of layers in 4 bits (QLoRA) [default: as they are]
+    /// With --lora: keep the weights of the blocks' linear layers in 4 bits (QLoRA) [default: as they are]
     ///
-    /// The head, embeddings and norms stay as they are.
+    /// Embeddings and the head stay as they are; in 16 bits (--precision) they are stored in 16 bits.
     #[arg(long, value_name = "BITS", value_parser = base_bits, requires = "lora", help_heading = "Adapters")]
     pub(crate) base_bits: Option<u8>,
 }

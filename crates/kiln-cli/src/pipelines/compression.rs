@@ -99,8 +99,10 @@ pub struct TeacherSettings {
     pub share: f64,
 }
 
-/// Layers whose weights stay as they are beside codes: the head, as in transformers.
-pub(crate) const NOT_CODED: [&str; 1] = ["lm_head"];
+/// The codes of a model's weights: of all linear layers but the head, as in transformers.
+pub(crate) fn four_bits() -> FourBits {
+    FourBits::default().skip(["lm_head"])
+}
 
 /// The attachments of a model: mask, adapter, fake quantisation.
 pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
@@ -109,10 +111,9 @@ pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
 pub(crate) type Coded = Nest<FourBitWeights, LowRank>;
 
 /// The source of the values of weights that are codes.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) enum BaseValues {
     /// A checkpoint, whose values come after the attachments.
-    #[default]
     Checkpoint,
     /// Tensors of a file by path, once they are found; for others the model.
     Tensors(Rc<RefCell<BTreeMap<String, Filed>>>),
@@ -173,7 +174,7 @@ impl CompressionSettings {
             return refuse("the bits of the base", "4".into(), expected);
         }
         let adapters = lora.adapters(model)?;
-        let codes = FourBits::default().skip(NOT_CODED);
+        let codes = four_bits();
         let codes = match values {
             BaseValues::Checkpoint => codes.shapes_of(model)?,
             BaseValues::Tensors(tensors) => codes.of(model, |path| match tensors.borrow().get(path) {

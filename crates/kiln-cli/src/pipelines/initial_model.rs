@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use burn::tensor::Device;
-use kiln_compression::FourBits;
 use kiln_data::printable;
 use kiln_memory::is_capture;
 use kiln_models::{Error, Matched, SafetensorsModel};
 use kiln_training::InitialValues;
 
-use super::compression::{BaseValues, CompressionSettings, NOT_CODED};
+use super::compression::{BaseValues, CompressionSettings, four_bits};
 use super::load::{MODEL, load_any, shaped};
 use super::settings::RunSettings;
 
@@ -104,7 +103,7 @@ impl InitialModel {
             return Ok(values.with_tensors(tensors));
         }
         // Weights that become codes are never in memory together.
-        let coded = FourBits::default().skip(NOT_CODED).shapes_of(model)?;
+        let coded = four_bits().shapes_of(model)?;
         let coded: BTreeSet<&str> = coded.paths().collect();
         let (coded, others): (Vec<_>, Vec<_>) =
             tensors.into_iter().partition(|tensor| coded.contains(tensor.name.as_str()));

@@ -32,7 +32,9 @@ use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
 use crate::output::print_json;
-use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, MemorySetting, Pipeline, Run, Setup, Subject};
+use crate::pipelines::{
+    ClassCounts, CompressionSettings, Finder, Findings, MODEL, MemorySetting, Pipeline, Run, Setup, Subject,
+};
 use crate::process::{give_back, most_resident};
 use crate::progress::{Progress, Watched, WatchedData};
 use crate::run_directory::RunDirectory;
@@ -298,9 +300,16 @@ impl<P: Pipeline> Session<P> {
         })
     }
 
-    /// Writes the weights in one file. Attachments to the parameters are merged into them.
+    /// Writes the weights in one file. Attachments to the parameters are merged into them. Weights that are codes would take many times their memory:
+    /// they stay in the checkpoint.
     fn save_model(&self) -> Result<()> {
         let (model, file) = (self.trainer.model(), self.directory.file(MODEL));
+        if self.setup.settings.compression.as_ref().is_some_and(CompressionSettings::has_codes) {
+            tracing::info!(
+                "codes and adapters are in the checkpoint; `kiln export` merges them, with --format peft it writes the adapters"
+            );
+            return Ok(());
+        }
         match self.setup.settings.compression.as_ref().is_some_and(|compression| compression.attaches()) {
             true => kiln_precision::uncast(|| model.clone().materialize()).save_safetensors(file)?,
             false => model.save_safetensors_with(file, self.trainer.stored_values())?,

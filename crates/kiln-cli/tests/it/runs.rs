@@ -18,7 +18,7 @@ fn runs_are_listed_and_compared() {
     let data = text(at, 8000);
     let data = data.to_str().unwrap();
     train(at, data, "runs/first", &[]);
-    train(at, data, "runs/second", &["--learning-rate", "0.001", "--memory", "64MiB"]);
+    train(at, data, "runs/second", &["--learning-rate", "0.001", "--memory", "96MiB"]);
     // A process that was killed has noted no end.
     let status = at.join("runs/first/status.json");
     let killed = fs::read_to_string(&status).unwrap().replace("\"finished\"", "\"running\"");

@@ -1,6 +1,7 @@
 //! Codes of four bits and their scales, as bitsandbytes computes them.
 
-use kiln_operations::{BLOCK, GROUP, dynamic_map, four_bit_lengths};
+use kiln_operations::four_bits::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET};
+use kiln_operations::{dynamic_map, four_bit_lengths};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +19,7 @@ pub enum FourBitLevels {
 
 impl FourBitLevels {
     /// The levels from the smallest to the largest.
-    pub fn levels(self) -> [f32; 16] {
+    pub fn levels(self) -> [f32; LEVELS] {
         match self {
             Self::Nf4 => [
                 -1.0,
@@ -92,7 +93,7 @@ impl Coded {
         let code_thresholds = thresholds(&levels.levels());
         let [_, words, of_scales] = four_bit_lengths(values.len());
         let mut codes = vec![0; words];
-        let blocks = codes.par_chunks_mut(BLOCK / 8).zip(values.par_chunks(BLOCK)).zip(&largest_of_blocks);
+        let blocks = codes.par_chunks_mut(BLOCK / OF_WORD).zip(values.par_chunks(BLOCK)).zip(&largest_of_blocks);
         blocks.for_each(|((words, values), scale)| {
             let code = |index: usize| match values.get(index) {
                 Some(value) => nearest(&code_thresholds, divided(*value, *scale)) as u32,
@@ -100,7 +101,7 @@ impl Coded {
             };
             for (index, word) in words.iter_mut().enumerate() {
                 let bytes: [u8; 4] = std::array::from_fn(|byte| {
-                    let first = 8 * index + 2 * byte;
+                    let first = OF_WORD * index + 2 * byte;
                     (code(first) << 4 | code(first + 1)) as u8
                 });
                 *word = i32::from_le_bytes(bytes);
@@ -115,12 +116,11 @@ impl Coded {
     pub(super) fn values(&self, count: usize) -> Vec<f32> {
         let bytes = |words: &[i32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let (codes, scales) = (bytes(&self.codes), bytes(&self.scales));
-        let (levels, map) = self.levels.split_at(16);
         let value = |index: usize| {
             let (byte, block) = (codes[index / 2], index / BLOCK);
             let code = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
-            let (offset, group) = (map[256], map[257 + block / GROUP]);
-            levels[usize::from(code)] * (map[usize::from(scales[block])] * group + offset)
+            let scale = self.levels[LEVELS + usize::from(scales[block])] * self.levels[OFFSET + 1 + block / GROUP];
+            self.levels[usize::from(code)] * (scale + self.levels[OFFSET])
         };
         (0..count).into_par_iter().map(value).collect()
     }

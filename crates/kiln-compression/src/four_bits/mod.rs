@@ -63,8 +63,8 @@ impl FourBits {
     }
 
     /// The codes of the weights of `model`, to be attached. `values` gives the values `[inputs, outputs]` of the weight at a path from elsewhere,
-    /// such as a file, so that a weight that burn has not initialised is not made in f32. For `None` they are those of the model. A model on
-    /// the device for recordings has [codes without a meaning](Self::shapes_of).
+    /// such as a file, one weight after the other. Where it gives `None`, the weight's own values are coded, which burn initialises if it has not
+    /// yet. A model on the device for recordings has [codes without a meaning](Self::shapes_of).
     ///
     /// # Errors
     /// [`Error::Reparameterized`] for a weight that something is attached to, [`Error::ShapeMismatch`] for values of another shape,
@@ -222,15 +222,12 @@ impl Reparameterizer for FourBitWeights {
             }
             None => tensors(Coded::empty(inputs * outputs), &device),
         };
-        // Dimensions of a weight are read in many places. One number has them all, without memory for the values.
-        let shape = param.lazy_shape();
-        let view = Tensor::<D>::zeros([1; D], (&device, DType::F32)).expand(shape).detach();
         let codes = FourBitCodes {
             levels: Param::from_tensor(weight.levels).set_require_grad(false),
             codes: Param::initialized(ParamId::new(), weight.codes),
             scales: Param::initialized(ParamId::new(), weight.scales),
         };
-        (Param::initialized(param.id, view).set_require_grad(false), Some(codes))
+        (placeholder(param, &device), Some(codes))
     }
 }
 
@@ -253,6 +250,13 @@ impl Reparameterization for FourBitCodes {
         let weight = FourBitWeight { levels: self.levels.val(), codes: self.codes.val(), scales: self.scales.val() };
         Tensor::from_dispatch(weight.widened([dims[0], dims[1]], base.dtype()).into_dispatch())
     }
+}
+
+/// A frozen parameter that has the shape of `param` alone: a view of one number on `device`. Dimensions of a weight are read in many places; it
+/// takes no memory for values.
+pub fn placeholder<const D: usize>(param: Param<Tensor<D>>, device: &Device) -> Param<Tensor<D>> {
+    let view = Tensor::<D>::zeros([1; D], (device, DType::F32)).expand(param.lazy_shape()).detach();
+    Param::initialized(param.id, view).set_require_grad(false)
 }
 
 /// The parameters whose values are in codes that are attached to them. What is stored for them has a shape alone, and belongs in no record.

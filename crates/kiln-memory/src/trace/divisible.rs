@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::step_trace::StepTrace;
+use super::step_trace::{StepTrace, TraceRole};
 
 /// Operations of burn that compute each sample by itself, whatever its place. Others than these, slices of all samples and products are taken
 /// to mix samples.
@@ -101,8 +101,10 @@ impl StepTrace {
 
     /// Which operations read or make something of the samples. Others compute the same in every micro-batch, as norms of weights.
     fn depends_on_samples(&self) -> Vec<bool> {
-        let mut depends: Vec<bool> =
-            (0..self.tensors.len()).map(|tensor| self.dims(tensor as u32).iter().any(grows)).collect();
+        let grown = |tensor: u32| self.dims(tensor).iter().any(grows);
+        let mut depends: Vec<bool> = (0..self.tensors.len() as u32)
+            .map(|tensor| grown(tensor) || self.tensors[tensor as usize].role == TraceRole::Input)
+            .collect();
         let of_operation = |index| {
             let (inputs, outputs) = (self.graph.inputs_at(index), self.graph.outputs_at(index));
             let any = inputs

@@ -17,8 +17,8 @@ use burn::tensor::{DType, Int, Shape, Slice, Tensor};
 #[cfg(feature = "cube")]
 use burn_cubecl::CubeDevice;
 
-pub use layout::{BLOCK, GROUP, four_bit_lengths};
-use layout::{LEVELS, OFFSET, SHIFTS};
+use layout::SHIFTS;
+pub use layout::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET, four_bit_lengths};
 
 use crate::cost::Cost;
 use crate::dispatch::run;

@@ -39,7 +39,8 @@ pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tenso
     uncast(|| f(x.cast(DType::F32))).cast(dtype)
 }
 
-/// Runs `f` with parameters under a [`Policy`](crate::Policy) read as they are stored. A model that is merged inside of `f`
+/// Runs `f` with parameters under a [`Policy`](crate::Policy) read as they are stored, those that are stored in 16 bits
+/// as f32. A model that is merged inside of `f`
 /// (`model.materialize()`) keeps the precision of its stored parameters.
 ///
 /// ```
@@ -69,7 +70,7 @@ pub fn uncast<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// The reparameterization that [`Autocast`] attaches: it casts a parameter whenever a layer reads it. The stored parameter, its gradient
-/// and its record stay f32.
+/// and its record stay f32, unless it was stored in 16 bits before.
 #[derive(Module, Debug)]
 pub struct CastTo {
     #[module(skip)]
@@ -90,8 +91,12 @@ impl Reparameterization for CastTo {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         LAST_USED.set(Some(self.path.clone()));
-        // A frozen parameter may be stored in the dtype in which it is read.
-        let value = cast(base, if ISLANDS.get() > 0 { DType::F32 } else { self.dtype });
+        let value = match (ISLANDS.get() > 0, base.dtype()) {
+            (false, _) => cast(base, self.dtype),
+            // A frozen parameter may be stored in 16 bits.
+            (true, DType::F16 | DType::BF16) => cast(base, DType::F32),
+            (true, _) => base,
+        };
         RECORDED.with_borrow_mut(|recorded| {
             if let (Some(recorded), Ok(primitive)) = (recorded, value.clone().try_into_primitive::<Capture>()) {
                 recorded.insert(primitive.id(), self.path.clone());

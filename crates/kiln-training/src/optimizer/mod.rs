@@ -9,4 +9,5 @@ mod record;
 
 pub use config::OptimizerConfig;
 pub use groups::OptimizerGroups;
+pub(crate) use parameters::Kinds;
 pub(crate) use record::StateRecord;

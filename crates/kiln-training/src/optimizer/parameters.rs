@@ -4,15 +4,15 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 /// The parameters of a model that are not weights of hidden layers.
-pub(super) struct Kinds {
+pub(crate) struct Kinds {
     /// With at most one dimension: biases and norms.
     pub(super) one_dimensional: Vec<ParamId>,
     /// Parameters that are not matrices, and embedding tables, whose rows are not mixed.
-    pub(super) no_matrices: Vec<ParamId>,
+    pub(crate) no_matrices: Vec<ParamId>,
 }
 
 impl Kinds {
-    pub(super) fn of(model: &impl Module) -> Self {
+    pub(crate) fn of(model: &impl Module) -> Self {
         let mut collect = Collect { containers: vec![], kinds: Self { one_dimensional: vec![], no_matrices: vec![] } };
         model.visit(&mut collect);
         collect.kinds

@@ -8,7 +8,7 @@ use std::panic::resume_unwind;
 use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
-use kiln_compression::other_attachment;
+use kiln_compression::attached_beside_adapters;
 use kiln_memory::{
     BackendProfile, Mixes, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with,
 };
@@ -104,7 +104,7 @@ impl RecordedStep {
                     *refused.borrow_mut() = Some(error);
                     resume_unwind(Box::new("the model cannot be made"))
                 });
-                *attached.borrow_mut() = other_attachment(&model);
+                *attached.borrow_mut() = attached_beside_adapters(&model);
                 model
             };
             let loss = |model: &T::Model, recorder: &kiln_memory::Recorder| {

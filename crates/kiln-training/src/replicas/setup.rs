@@ -1,9 +1,10 @@
 //! What must be equal on all replicas before a run begins: settings, and the ids of the parameters.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Int, Tensor};
+use kiln_compression::placeholders;
 
 use super::group::Group;
 use crate::error::Error;
@@ -69,18 +70,27 @@ fn different(all: &[Vec<(String, String)>]) -> Option<(usize, String)> {
     })
 }
 
-/// A checksum of a model's float parameters and running statistics, in the order of the fields: CRC-32 of their bytes.
+/// A checksum of a model's parameters and running statistics, in the order of the fields: CRC-32 of the bytes of floats and integers.
 pub(crate) fn checksum(model: &impl Module) -> u32 {
-    struct Values(crc32fast::Hasher);
+    struct Values {
+        hasher: crc32fast::Hasher,
+        /// Parameters without values.
+        without: BTreeSet<ParamId>,
+    }
     impl ModuleVisitor for Values {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             // The stored value, because a reparameterization has parameters of its own.
-            self.0.update(param.base().inner().into_data().as_bytes());
+            if !self.without.contains(&param.id) {
+                self.hasher.update(param.base().inner().into_data().as_bytes());
+            }
+        }
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+            self.hasher.update(param.base().inner().into_data().as_bytes());
         }
     }
-    let mut values = Values(crc32fast::Hasher::new());
+    let mut values = Values { hasher: crc32fast::Hasher::new(), without: placeholders(model) };
     model.visit(&mut values);
-    values.0.finalize()
+    values.hasher.finalize()
 }
 
 #[derive(Default)]

@@ -1,9 +1,11 @@
 //! The stages of a run: their blocks, their devices, and the parameters on them.
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
+use kiln_compression::{placeholder, placeholders};
 use kiln_parallel::Timeline;
 
 use super::division::Division;
@@ -47,12 +49,15 @@ fn placed<M: Module>(model: M, uses: &Uses, devices: &[Device]) -> M {
     if devices.windows(2).all(|pair| pair[0] == pair[1]) {
         return model;
     }
-    model.map(&mut Place { uses, devices })
+    let without_values = placeholders(&model);
+    model.map(&mut Place { uses, devices, without_values })
 }
 
 struct Place<'a> {
     uses: &'a Uses,
     devices: &'a [Device],
+    /// Parameters that have a shape alone.
+    without_values: BTreeSet<ParamId>,
 }
 
 impl Place<'_> {
@@ -66,6 +71,8 @@ impl Place<'_> {
 impl ModuleMapper for Place<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.other(param.id, &param.lazy_device()) {
+            // A copy on another GPU would have memory for values.
+            Some(device) if self.without_values.contains(&param.id) => placeholder(param, device),
             Some(device) => param.fork(device),
             None => param,
         }

@@ -1,14 +1,16 @@
 //! Attachments to the parameters of a model, such as masks and adapters, that are made before training.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 
-use burn::module::{Module, Param, Reparameterizer};
+use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Tensor};
 use kiln_compression::{Nest, Nested};
 use kiln_precision::{Autocast, CastTo, Policy};
 
 use crate::error::Error;
+use crate::optimizer::Kinds;
 
 /// Puts a plain model under a policy, and makes the run's attachments below the policy's cast. Also returns the settings of the
 /// attachments, as checkpoints note them.
@@ -49,7 +51,10 @@ where
         let cast = policy.reparameterizer(&model)?;
         let both = Nest::new(first, cast);
         let model = match narrows {
-            true => model.apply_reparameterization(Narrow { both, dtype: policy.compute().dtype() }),
+            true => {
+                let tables = Kinds::of(&model).no_matrices.into_iter().collect();
+                model.apply_reparameterization(Narrow { both, dtype: policy.compute().dtype(), tables })
+            }
             false => model.apply_reparameterization(both),
         };
         Ok((model, settings))
@@ -61,6 +66,8 @@ where
 struct Narrow<R> {
     both: Nest<R, Autocast>,
     dtype: DType,
+    /// Tables of embeddings, among others.
+    tables: BTreeSet<ParamId>,
 }
 
 impl<R: Reparameterizer> Reparameterizer for Narrow<R> {
@@ -73,8 +80,20 @@ impl<R: Reparameterizer> Reparameterizer for Narrow<R> {
     ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
         let (param, attached) = self.both.reparameterize(path, param);
         let is_plain = attached.as_ref().is_none_or(|attached| attached.first.is_none());
-        let narrows = D == 2 && is_plain && self.dtype != DType::F32 && !param.is_require_grad();
-        (if narrows { param.map(|value| value.cast(self.dtype).detach()) } else { param }, attached)
+        if D != 2 || !is_plain || self.dtype == DType::F32 || param.is_require_grad() {
+            return (param, attached);
+        }
+        let is_cast = attached
+            .as_ref()
+            .and_then(|attached| attached.then.as_ref())
+            .is_some_and(|cast| cast.dtype() == self.dtype);
+        // A policy reads tables in f32. The rows of one in 16 bits are what layers then compute with.
+        let is_table = self.tables.contains(&param.id);
+        if !(is_cast || is_table) {
+            return (param, attached);
+        }
+        let param = param.map(|value| value.cast(self.dtype).detach());
+        (param, attached.filter(|_| !is_table))
     }
 }
 

@@ -8,13 +8,14 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Tensor};
+use kiln_compression::placeholders;
 use kiln_precision::LossScaler;
 use kiln_recovery::{AttemptOutcome, attempt};
 
 use super::attach::other_attachment;
 use super::save::SavedState;
 use super::trainer::Trainer;
-use crate::checkpoints::{MANIFEST, OPTIMIZER, STATE, load_model, load_model_by};
+use crate::checkpoints::{MANIFEST, OPTIMIZER, STATE, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::replicas::part;
@@ -175,12 +176,16 @@ impl<T: Task> Trainer<T> {
         let load = || {
             // Clones share running statistics, including those that a thread has not folded in yet; `valid` makes new ones.
             let model = self.model().valid().train();
-            let model = match self.run.group.has_others() {
-                true => load_model_by(model, path, |file| {
-                    ModuleRecord::from_bytes(in_memory(file)?).map_err(|e| e.to_string())
-                })?,
-                false => load_model(model, path)?,
-            };
+            let (in_processes, narrows) = (self.run.group.has_others(), !placeholders(&model).is_empty());
+            let model = load_model_by(model, path, |file| {
+                let record = match in_processes {
+                    true => ModuleRecord::from_bytes(in_memory(file)?),
+                    false => ModuleRecord::load(file),
+                };
+                let record = record.map_err(|e| e.to_string())?;
+                // Beside codes the dtypes of other matrices are those of the run's precision, which may be another one.
+                Ok(if narrows { record.cast_to_module_dtype() } else { record })
+            })?;
             let model = match &self.staged {
                 Some(staged) => staged.place(model),
                 None => model,
