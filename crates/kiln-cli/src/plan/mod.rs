@@ -112,8 +112,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let sample = TokenBatch::Windows(sample);
             let adapters = arguments.adapters.lora.map_or(String::new(), |rank| format!(", adapters of rank {rank}"));
-            let base =
-                arguments.adapters.base_bits.map_or(String::new(), |bits| format!(" beside weights of {bits} bits"));
+            let base = arguments.adapters.base_bits.map_or(String::new(), |bits| format!(", {bits}-bit base"));
             let name =
                 format!("{}, {}, vocabulary of {vocab}{adapters}{base}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
