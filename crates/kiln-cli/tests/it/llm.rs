@@ -149,10 +149,7 @@ fn a_folder_is_planned_for_without_its_weights() {
     let options = ["--memory", "1GiB", "--lora", "2", "--base-bits", "4", "--bytes"];
     let plan = [&["plan", "llm", "--model", model, "--context", "64"][..], &options].concat();
     let text = String::from_utf8(done(at, &plan).stdout).unwrap();
-    assert!(
-        text.contains("In memory at the peak:") && text.contains("3 of layers.*.mlp.up_proj.four_bits.codes"),
-        "{text}"
-    );
+    assert!(text.contains("In memory at the peak:") && text.contains("  parameters"), "{text}");
     assert!(text.lines().skip(1).all(|line| line.chars().count() <= 80), "{text}"); // the first has the folder
     let plan: Value = serde_json::from_slice(&done(at, &[&plan[..], &["--json"]].concat()).stdout).unwrap();
     let codes = |group: &&Value| {

@@ -5,8 +5,7 @@ use burn::tensor::{DType, Shape};
 use rayon::prelude::*;
 
 use super::layout::{BLOCK, GROUP, LEVELS, OF_WORD, OFFSET, SHIFTS};
-use crate::by_dtype;
-use crate::cpu::stored::{Stored, tensor};
+use crate::cpu::stored::{Stored, bf16, f16, tensor};
 
 /// Blocks of a task.
 const TASK: usize = 64;
@@ -33,7 +32,12 @@ pub(super) fn widened(tensors: [FlexTensor; 3], shape: [usize; 2], dtype: DType)
         return crate::cpu::stored::zeros(Shape::new(shape), dtype);
     }
     let tensors = tensors.map(|tensor| tensor.to_contiguous());
-    by_dtype!(dtype, E => run::<E>(tensors, shape), else unreachable!("{dtype:?} is not a dtype of weights"))
+    match dtype {
+        DType::F32 => run::<f32>(tensors, shape),
+        DType::F16 => run::<f16>(tensors, shape),
+        DType::BF16 => run::<bf16>(tensors, shape),
+        other => unreachable!("{other:?} is not a dtype of weights"),
+    }
 }
 
 fn block_values(values: &mut [f32], words: &[i32], levels: [f32; LEVELS]) {

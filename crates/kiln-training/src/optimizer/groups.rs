@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{DType, Device, Tensor};
+use kiln_compression::placeholders;
 use kiln_optimizers::{
     AdamW4bit, AdamW8bit, FusedAdam, FusedAdamW, FusedSgd, OffloadedAny, Sgd8bit, StochasticBf16, update_together,
 };
@@ -80,17 +81,21 @@ impl OptimizerGroups {
         Self { groups, description: Some(description), joins, elements_of_parts, rounds: false }
     }
 
-    /// The optimizers for the parameters of `model`: those in bf16 are rounded stochastically.
+    /// The optimizers for the parameters of `model`: those in bf16 are rounded stochastically. Beside codes, frozen matrices may be in bf16.
     pub(crate) fn for_model(self, model: &impl Module) -> Self {
-        struct FindBf16(bool);
+        struct FindBf16 {
+            has_codes: bool,
+            found: bool,
+        }
         impl ModuleVisitor for FindBf16 {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                self.0 |= param.is_initialized() && param.dtype() == DType::BF16;
+                let counts = param.is_initialized() && (!self.has_codes || param.is_require_grad());
+                self.found |= counts && param.dtype() == DType::BF16;
             }
         }
-        let mut found = FindBf16(false);
-        model.visit(&mut found);
-        Self { rounds: found.0, ..self }
+        let mut find = FindBf16 { has_codes: !placeholders(model).is_empty(), found: false };
+        model.visit(&mut find);
+        Self { rounds: find.found, ..self }
     }
 
     /// Checks that a device can store the state, also of one parameter at a time.
