@@ -37,7 +37,7 @@ const CUDA: [Step; 3] = [
     ("tests", "test --manifest-path tools/cuda-sim/Cargo.toml --workspace"),
 ];
 /// In that workspace clippy takes the compiler's place for its own crates: what is linted is what then runs. A lint of its own would compile
-/// all dependencies once more.
+/// all dependencies once more. The second variable is cargo-clippy's own way to hand an argument to clippy-driver.
 const LINTED: [(&str, &str); 2] =
     [("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"), ("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings")];
 

@@ -12,6 +12,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_operations::{FOUR_BITS, FourBitWeight, four_bit_lengths, is_capture};
 
 use crate::Error;
+use crate::lora::names;
 use crate::parameters::{Item, Site, on_device, sites, walk};
 use coded::Coded;
 
@@ -55,7 +56,7 @@ impl FourBits {
         self
     }
 
-    /// Leaves out layers: a name is the end of a layer's path from a dot on.
+    /// Leaves out layers, which are named as the targets of [`LowRank::new`](crate::LowRank::new).
     #[must_use]
     pub fn skip<T: Into<String>>(mut self, layers: impl IntoIterator<Item = T>) -> Self {
         self.skip.extend(layers.into_iter().map(Into::into));
@@ -107,12 +108,7 @@ impl FourBits {
 
     /// The weights of the linear layers that are not left out.
     fn chosen<M: Module>(&self, model: &M) -> Vec<Site> {
-        let is_skipped = |path: &str| {
-            let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
-            self.skip.iter().any(|skip| {
-                layer.strip_suffix(skip.as_str()).is_some_and(|front| front.is_empty() || front.ends_with('.'))
-            })
-        };
+        let is_skipped = |path: &str| self.skip.iter().any(|skip| names(skip, path));
         let is_weight = |site: &Site| site.kind == "Linear" && site.shape.len() == 2 && !is_skipped(&site.path);
         sites(model).into_iter().filter(is_weight).collect()
     }

@@ -249,7 +249,7 @@ fn norms(weight_io: Tensor<2>) -> Tensor<1> {
 }
 
 /// Whether `target` names the parameter at `path`.
-fn names(target: &str, path: &str) -> bool {
+pub(crate) fn names(target: &str, path: &str) -> bool {
     let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
     let ends = layer.strip_suffix(target).is_some_and(|front| front.is_empty() || front.ends_with('.'));
     path == target || ends

@@ -4,6 +4,7 @@ mod low_rank;
 mod peft;
 mod peft_config;
 
+pub(crate) use low_rank::names;
 pub use low_rank::{Adapter, LowRank};
 
 // I inputs, O outputs, R rank
