@@ -153,15 +153,17 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// One block without padding for few classes, otherwise four blocks of whole tiles of a product.
+    /// One block without padding for few classes, otherwise some blocks of whole tiles of a product: four, or another number by which no class is
+    /// filled up.
     pub(super) fn of(classes: usize) -> Self {
         const FEW: usize = 4096;
-        const COUNT: usize = 4;
+        const COUNTS: [usize; 6] = [4, 3, 5, 6, 7, 8];
         const TILE: usize = 128;
         if classes < FEW {
             return Self { count: 1, length: classes };
         }
-        Self { count: COUNT, length: classes.div_ceil(COUNT).next_multiple_of(TILE) }
+        let count = COUNTS.into_iter().find(|count| classes.is_multiple_of(count * TILE)).unwrap_or(COUNTS[0]);
+        Self { count, length: classes.div_ceil(count).next_multiple_of(TILE) }
     }
 
     /// All classes, with those that fill the last block.
@@ -170,19 +172,23 @@ impl Blocks {
     }
 }
 
-/// Rows of a chunk on CubeCL devices, where products are in the dtype `kept`. As many as a row of `hidden` has values, and in 16 bits half
-/// again as many: the logits of a chunk then have about as many values as the weight, whose gradient each chunk adds to. At least 512, so
-/// that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits; these, with those of padding,
+/// Rows of a chunk on CubeCL devices, where products are in the dtype `kept`. Where the weight is `learned`, as many as a row of `hidden` has
+/// values, and in 16 bits half again as many: the logits of a chunk then have about as many values as the weight, whose gradient each chunk adds
+/// to. At least 512, so that reading the weight takes no longer than multiplying by it, and at most as many as have 512 MiB of logits; these, with those of padding,
 /// and the gradients of the blocks fit into `page` bytes, the largest tensor of the device. Chunks are about equal, since a product of few rows takes nearly as long as one of
 /// many. A multiple of 128, since on some devices the part of a tensor that a kernel writes must begin at a multiple of 256 bytes.
-pub(super) fn chunk_on_gpu(rows: usize, width: usize, classes: usize, kept: DType, page: u64) -> usize {
+pub(super) fn chunk_on_gpu([rows, width, classes]: [usize; 3], learned: bool, kept: DType, page: u64) -> usize {
     const ALIGNED: usize = 128;
     let of_lines = |classes: usize| 4 * classes.max(1) * ALIGNED;
     let blocks = Blocks::of(classes);
     // The gradients of the hidden rows by each block, which are added up, are as large as logits of so many classes.
     let in_page = page / of_lines(blocks.classes().max(blocks.count * width)) as u64;
     let most = ((512 << 20) / of_lines(classes)).min(usize::try_from(in_page).unwrap_or(usize::MAX));
-    let wanted = if kept == DType::F32 { width } else { width + width / 2 };
+    let wanted = match (learned, kept) {
+        (false, _) => 0,
+        (true, DType::F32) => width,
+        (true, _) => width + width / 2,
+    };
     let most = wanted.max(512).div_ceil(ALIGNED).min(most).max(1) * ALIGNED;
     rows.min(rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(ALIGNED)).max(1)
 }
@@ -239,14 +245,15 @@ fn gpu_scratch(call: &Call<'_>) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
     // The device is not known here, so neither is its largest tensor.
-    let chunk = chunk_on_gpu(rows as usize, width as usize, classes as usize, kept_dtype(dtype), u64::MAX) as u64;
+    let (sizes, learned) = ([rows, width, classes].map(|size| size as usize), call.out_elements(2) > 0);
+    let chunk = chunk_on_gpu(sizes, learned, kept_dtype(dtype), u64::MAX) as u64;
     // In f32 the gradient takes the memory of the logits.
     let is_new = kept_dtype(dtype) != DType::F32 && (1..4).any(|output| call.out_elements(output) > 0);
     let of_gradient = if is_new { dtype.size() as u64 } else { 0 };
     let blocks = Blocks::of(classes as usize);
     let (all, parts) = (blocks.classes() as u64, if blocks.count > 1 { blocks.count as u64 } else { 0 });
-    let copied = if blocks.count > 1 || dtype == DType::F16 { kept_dtype(dtype).size() as u64 * all } else { 0 };
-    let of_weight = if call.out_elements(2) == 0 { 0 } else { 4 * (all * u64::from(chunk < rows) + all - classes) };
+    let copied = if all > classes || dtype == DType::F16 { kept_dtype(dtype).size() as u64 * all } else { 0 };
+    let of_weight = if learned { 4 * (all * u64::from(chunk < rows) + all - classes) } else { 0 };
     chunk * ((4 + of_gradient) * all + (16 + 4 * parts) * width) + width * (copied + of_weight)
 }
 
@@ -257,12 +264,22 @@ mod tests {
     #[test]
     fn the_logits_of_a_chunk_fit_into_the_largest_tensor() {
         for (rows, width, classes) in [(8192, 768, 50_257), (8192, 4096, 32_000), (70_000, 64, 10)] {
-            let chunk = |page| chunk_on_gpu(rows, width, classes, DType::F32, page);
+            let chunk = |page| chunk_on_gpu([rows, width, classes], true, DType::F32, page);
             assert_eq!(chunk(1 << 30), chunk(u64::MAX));
             let page = 128 << 20;
             assert!(chunk(page) <= chunk(u64::MAX) && chunk(page).is_multiple_of(128));
             assert!((4 * chunk(page) * Blocks::of(classes).classes()) as u64 <= page, "{classes} classes");
         }
-        assert_eq!(chunk_on_gpu(8192, 768, 50_257, DType::F32, 128 << 20), 640);
+        assert_eq!(chunk_on_gpu([8192, 768, 50_257], true, DType::F32, 128 << 20), 640);
+        assert_eq!(chunk_on_gpu([8192, 4096, 128_256], false, DType::BF16, u64::MAX), 512);
+    }
+
+    #[test]
+    fn vocabularies_of_whole_tiles_are_not_padded() {
+        for (classes, count) in [(4095, 1), (32_000, 5), (49_152, 4), (128_256, 3)] {
+            let blocks = Blocks::of(classes);
+            assert_eq!((blocks.count, blocks.classes()), (count, classes));
+        }
+        assert_eq!(Blocks::of(50_257), Blocks { count: 4, length: 12_672 });
     }
 }

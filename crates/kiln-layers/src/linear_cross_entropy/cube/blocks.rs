@@ -1,4 +1,4 @@
-//! The weight in blocks of classes: a copy with the classes in order, and zeros for those that fill the last block.
+//! The weight in blocks of classes: views, or a copy with the classes in order, and zeros for those that fill the last block.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
@@ -41,15 +41,26 @@ pub(super) fn is_by_class(weight: &CubeTensor) -> bool {
     weight.meta.strides()[0] < weight.meta.strides()[1]
 }
 
-/// The weight `[width, classes]` as `[blocks, length, width]` in `dtype`. It is a view if the classes are not padded and the dtype is the
-/// same.
-pub(super) fn of_classes(weight: CubeTensor, blocks: Blocks, dtype: DType) -> CubeTensor {
+/// The weight `[width, classes]` in `dtype` as matrices `[blocks, length, width]`, which have all blocks in order: one matrix, or one for each block where
+/// products would copy a view of all. They are views if the classes are not padded and the dtype is the same.
+pub(super) fn of_classes(weight: CubeTensor, blocks: Blocks, dtype: DType) -> Vec<CubeTensor> {
     let [width, classes]: [usize; 2] = weight.meta.shape().dims();
     let strides = [weight.meta.strides()[1], weight.meta.strides()[0]];
-    if blocks.classes() == classes && blocks.count == 1 {
+    if blocks.classes() == classes {
         let weight = cast(viewed(weight, [classes, width], strides), dtype);
-        let strides = [classes * width, weight.meta.strides()[0], weight.meta.strides()[1]];
-        return viewed(weight, [1, classes, width], strides);
+        let [of_class, of_value] = [weight.meta.strides()[0], weight.meta.strides()[1]];
+        if blocks.count == 1 || of_value == 1 {
+            let strides = [blocks.length * of_class.max(width), of_class, of_value];
+            return vec![viewed(weight, [blocks.count, blocks.length, width], strides)];
+        }
+        let block = |index: usize| {
+            let (first, after) = (index * blocks.length, classes - blocks.length);
+            let bytes = |classes: usize| (classes * of_class * weight.dtype.size()) as u64;
+            let handle = weight.handle.clone().offset_start(bytes(first)).offset_end(bytes(after - first));
+            let weight = CubeTensor { handle, ..weight.clone() };
+            viewed(weight, [1, blocks.length, width], [width * of_value, of_class, of_value])
+        };
+        return (0..blocks.count).map(block).collect();
     }
     let padded = empty(&weight, Shape::new([blocks.count, blocks.length, width]), dtype);
     let vector = if strides == [width, 1] && width.is_multiple_of(VECTOR) { VECTOR } else { 1 };
@@ -66,5 +77,5 @@ pub(super) fn of_classes(weight: CubeTensor, blocks: Blocks, dtype: DType) -> Cu
         padded.clone().into_linear_view(),
         dtypes,
     );
-    padded
+    vec![padded]
 }

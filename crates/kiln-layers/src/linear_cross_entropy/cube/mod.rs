@@ -2,7 +2,8 @@
 //! the logits, and one product each the gradients of hidden rows and weight, with sums in f32.
 //!
 //! Many classes are in [blocks](Blocks) of whole tiles of a product: the gradient of the hidden rows, a small matrix with a long sum, is a
-//! product for each block, so that it keeps all multiprocessors busy, and no product reads rows that are not aligned.
+//! product for each block, so that it keeps all multiprocessors busy, and no product reads rows that are not aligned. Where the classes are
+//! whole tiles, the blocks are views of the weight.
 //!
 //! Peak memory in addition to inputs and outputs: the logits of a [chunk](chunk_on_gpu) in f32, `chunk classes`, and in bf16 their gradient;
 //! of weights that are padded or f16 a copy, `width classes`, in bf16 or f32; with the weight's gradient and more than one chunk a product,
@@ -94,16 +95,26 @@ pub(super) fn loss_and_gradients(
     let of_hidden = wanted[0].then(|| empty(&hidden, Shape::new([count, width]), kept));
     let (mut of_weight, mut of_bias) = (None, None);
     let by_class = is_by_class(&inputs.weight);
-    let weight = of_classes(inputs.weight, blocks, kept);
+    let weights = of_classes(inputs.weight, blocks, kept);
     let page = hidden.client.properties().memory.max_page_size;
-    let size = chunk_on_gpu(count, width, classes, kept, page);
+    let size = chunk_on_gpu([count, width, classes], wanted[1], kept, page);
     for first in (0..count).step_by(size) {
         let size = size.min(count - first);
         let hidden = cast(part(&hidden, first, size), kept);
         // burn pads the rows of what it casts.
         let strides = [hidden.meta.num_elements(), hidden.meta.strides()[0], 1];
         let hidden = viewed(hidden, [1, size, width], strides);
-        let logits = product(hidden.clone(), transposed(weight.clone()), None, DType::F32);
+        let logits = match &weights[..] {
+            [weight] => product(hidden.clone(), transposed(weight.clone()), None, DType::F32),
+            weights => {
+                let logits = empty(&hidden, Shape::new([blocks.count, size, blocks.length]), DType::F32);
+                for (block, weight) in weights.iter().enumerate() {
+                    let out = Some(part(&logits, block, 1));
+                    let _written = product(hidden.clone(), transposed(weight.clone()), out, DType::F32);
+                }
+                logits
+            }
+        };
         let of_logits = wanted.contains(&true).then_some(kept);
         let of_logits = rows.losses(logits, first, part(&losses, first, size), total.as_ref(), of_logits);
         let Some(of_logits) = of_logits else { continue };
@@ -111,10 +122,14 @@ pub(super) fn loss_and_gradients(
             let out = part(of_hidden, first, size);
             if blocks.count == 1 {
                 let out = viewed(out, [1, size, width], [size * width, width, 1]);
-                let _written = product(of_logits.clone(), weight.clone(), Some(out), kept);
+                let _written = product(of_logits.clone(), weights[0].clone(), Some(out), kept);
             } else {
                 let parts = empty(&out, Shape::new([blocks.count, size, width]), DType::F32);
-                let parts = product(of_logits.clone(), weight.clone(), Some(parts), DType::F32);
+                for (index, weight) in weights.iter().enumerate() {
+                    let (first, count) = (index * weight.meta.shape()[0], weight.meta.shape()[0]);
+                    let out = Some(part(&parts, first, count));
+                    let _written = product(part(&of_logits, first, count), weight.clone(), out, DType::F32);
+                }
                 let vector = if width.is_multiple_of(4) { 4 } else { 1 };
                 write_sum_of_parts(parts, &out, vector);
             }

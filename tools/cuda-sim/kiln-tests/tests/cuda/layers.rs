@@ -310,6 +310,13 @@ fn losses() {
                 assert_same(("an embedding's classes", Products), &[[13, 8], [4101, 8]], dtype, |x, device| {
                     loss.forward(x[0].clone(), x[1].clone().transpose(), None, targets(device)).unwrap()
                 });
+                // Blocks that are views of the weight.
+                assert_same(("classes of whole tiles", Products), &[[13, 8], [8, 4224]], dtype, |x, device| {
+                    loss.forward(x[0].clone(), x[1].clone(), None, targets(device)).unwrap()
+                });
+                assert_same(("whole tiles of an embedding", Products), &[[13, 8], [4224, 8]], dtype, |x, device| {
+                    loss.forward(x[0].clone(), x[1].clone().transpose(), None, targets(device)).unwrap()
+                });
                 // Three chunks, the last of which is short.
                 assert_same(("chunks of the loss", Products), &[[1100, 5], [5, 9], [1, 9]], dtype, |x, device| {
                     let classes = (0..1100).map(|row| row * row % 11 - 1).collect();
