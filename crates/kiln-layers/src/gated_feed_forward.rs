@@ -7,6 +7,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 
 use crate::check::{main_input, same_size};
 use crate::error::Error;
+use crate::in_parts::{Cut, InParts, OfParts, is_long};
 use crate::linear::{
     Appended, LayerBackward, LayerWeight, OfLayer, PARAMETERS, Prologue, changed_linear, layer_backward, nothing,
     parameters, plain,
@@ -21,7 +22,8 @@ use crate::swiglu::Swiglu;
 ///
 /// `x` is `[.., width]` in f32, f16 or bf16. `gate` and `up` have `width` inputs and as many outputs as `down` has inputs. The result
 /// `[.., outputs of down]` has the dtype of `x`. Keeps `x`, the outputs of `gate` and `up`, and two f32 values for each row. The norm's output
-/// and the product of the two are computed again in the backward pass.
+/// and the product of the two are computed again in the backward pass. A sequence of more than 8,192 positions is taken part by part, as by
+/// [`feed_forward`](crate::feed_forward).
 ///
 /// # Errors
 /// Those of [`norm_linear`](crate::norm_linear), for each of the layers.
@@ -31,7 +33,8 @@ pub fn gated_feed_forward<const D: usize>(
     x: Tensor<D>,
 ) -> Result<Tensor<D>, Error> {
     main_input("the input", &x)?;
-    let (width, device) = (x.dims()[D - 1], x.device());
+    let (x_dims, device) = (x.dims(), x.device());
+    let width = x_dims[D - 1];
     let of_rows = (&device, x.dtype());
     let (norm_weight, _, settings) = Norm::from(norm).parameters(width)?;
     let (gate, up) = (parameters(gate, width, of_rows)?, parameters(up, width, of_rows)?);
@@ -40,7 +43,13 @@ pub fn gated_feed_forward<const D: usize>(
     let (layers, parts) = layer_inputs([gate, up, parameters(down, hidden, of_rows)?]);
     let mut inputs: Vec<_> = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers).collect();
     let appended = Appended::append(&mut inputs, parts);
-    Ok(Tensor::from_dispatch(run(GatedFeedForward { norm: settings, appended }, inputs).remove(0)))
+    let operation = GatedFeedForward { norm: settings, appended };
+    let made: Vec<_> = match D == 3 && is_long(x_dims[1]) {
+        true => run(InParts { operation, cut: Cut::OfTime }, inputs),
+        false => run(operation, inputs),
+    };
+    let [y] = all(made);
+    Ok(Tensor::from_dispatch(y))
 }
 
 /// Inputs are x, the norm's weight, weight and bias of gate, up and down, and the parts of their weights.
@@ -61,6 +70,8 @@ struct Saved<T> {
     /// The weight of the last layer.
     weight: LayerWeight<T>,
 }
+
+impl OfParts for GatedFeedForward {}
 
 impl Operation for GatedFeedForward {
     const NAME: &'static str = "gated feed-forward";

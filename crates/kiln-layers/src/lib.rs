@@ -5,7 +5,7 @@
 //! - [`self_attention`], [`attention`], [`MultiHeadAttention`]: exact attention in memory that grows with the length of a sequence, not
 //!   with its square; masks, grouped queries and dropout. [`rotary`]: rotary position embedding that keeps nothing.
 //! - [`linear`], [`norm_linear`], [`activation_linear`]: on burn's own [`Linear`](burn::nn::Linear); the output of the norm or of the
-//!   activation is not kept.
+//!   activation is not kept. [`feed_forward`] and [`gated_feed_forward`] take long sequences some positions at a time.
 //! - [`layer_norm`], [`rms_norm`], [`group_norm`], [`instance_norm`], [`gelu`], [`gelu_tanh`], [`silu`], [`relu`], [`softmax`]: each keeps
 //!   its input or its output, never both. [`swiglu`] keeps its inputs, and [`dropout`] nothing.
 //! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm), without a copy in
@@ -60,9 +60,11 @@ mod conv2d;
 mod dropout;
 mod embedding;
 mod error;
+mod feed_forward;
 mod gated_feed_forward;
 mod grid;
 mod group_norm;
+mod in_parts;
 mod linear;
 mod linear_cross_entropy;
 mod max_pool;
@@ -95,6 +97,7 @@ pub use conv2d::conv2d;
 pub use dropout::{dropout, dropout_layer};
 pub use embedding::{add_positions, embedding, embedding_by_rows};
 pub use error::Error;
+pub use feed_forward::feed_forward;
 pub use gated_feed_forward::gated_feed_forward;
 pub use group_norm::{group_norm, instance_norm};
 pub use kiln_operations::RowParts;

@@ -9,6 +9,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 use crate::attention::{AttentionOptions, Settings, Sizes, grouped, grouped_backward, grouped_terms};
 use crate::check::{main_input, same_size};
 use crate::error::Error;
+use crate::in_parts::{Cut, InParts, OfParts, is_long};
 use crate::linear::{Appended, PARAMETERS, Parts, nothing, parameters};
 use crate::norm::{Norm, NormSettings, row_norm, row_norm_gradients};
 use crate::normed_layers::{NormedLayers, Wanted, layer_inputs, normed_gradients, normed_layers};
@@ -39,7 +40,8 @@ pub struct Projections<'a> {
 ///
 /// `x` is `[batch, time, width]` in f32, f16 or bf16. The result is `[batch, time, heads * depth]`, for the linear layer that joins the heads.
 /// `options` is a [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps `x`, the result, one f32 value for each query of each head, and a boolean
-/// mask if there is one. Queries, keys and values are computed again in the backward pass.
+/// mask if there is one. Queries, keys and values are computed again in the backward pass. Of a long sequence they exist for one head of keys
+/// and values at a time, as in [`norm_self_attention`](crate::norm_self_attention).
 ///
 /// # Errors
 /// Those of [`norm_linear`](crate::norm_linear) for each layer, and those of [`rotary`](crate::rotary) and [`attention`](crate::attention).
@@ -67,7 +69,9 @@ pub fn norm_grouped_attention(
     }
     rotary.check(depth)?;
     let sizes = Sizes { samples, heads, kv_heads: of_key / depth, time, keys: time, depth };
-    let (settings, masks) = grouped_terms(sizes, options.into(), &device)?.into_inputs();
+    let terms = grouped_terms(sizes, options.into(), &device)?;
+    let by_heads = is_long(time) && terms.are_of_all_heads();
+    let (settings, masks) = terms.into_inputs();
     let (mut head_weights, mut head_settings) = (vec![], vec![]);
     for norm in head_norms.into_iter().flatten() {
         let (weight, _, settings) = Norm::from(norm).parameters(depth)?;
@@ -77,9 +81,23 @@ pub fn norm_grouped_attention(
     let (layers, parts) = layer_inputs(layers);
     let inputs = [x.into_dispatch(), norm_weight.into_dispatch()].into_iter().chain(layers);
     let mut inputs: Vec<_> = inputs.chain(head_weights).chain(masks).collect();
+    let count = inputs.len();
     let appended = Appended::append(&mut inputs, parts);
+    let rows = appended.rows_of_outputs(1).filter(|_| by_heads);
     let operation = NormGroupedAttention { norm, head_norms: head_settings, rotary, settings, appended };
-    Ok(Tensor::from_dispatch(run(operation, inputs).remove(0)))
+    let [y] = all(match rows {
+        Some(of_parts) => {
+            let groups = sizes.kv_heads;
+            let mut rows = vec![0; count];
+            rows[FIRST_WEIGHT..OF_LAYERS].fill(1);
+            rows.extend(of_parts);
+            let settings = Settings { heads: heads / groups, ..operation.settings };
+            let cut = Cut::OfHeads { groups, rows };
+            run(InParts { operation: NormGroupedAttention { settings, ..operation }, cut }, inputs)
+        }
+        None => run(operation, inputs),
+    });
+    Ok(Tensor::from_dispatch(y))
 }
 
 /// Inputs are x, the norm's weight, weight and bias of each of the three layers, the weights of the norms of heads, if there are any, the
@@ -110,22 +128,18 @@ struct Saved<T> {
 
 /// The number of inputs of norm and layers.
 const OF_LAYERS: usize = 8;
+/// The first layer's weight among them.
+const FIRST_WEIGHT: usize = 2;
 
 impl Operation for NormGroupedAttention {
     const NAME: &'static str = "norm and grouped attention";
 
     type Saved<B: KernelBackend> = Saved<FloatTensor<B>>;
 
-    fn forward<B: KernelBackend>(
-        &self,
-        mut inputs: Vec<FloatTensor<B>>,
-        wanted: &[bool],
-    ) -> Computed<B, Self::Saved<B>> {
-        let parts = self.appended.take(&mut inputs);
-        let mut head_norms = inputs.split_off(OF_LAYERS);
-        let masks = head_norms.split_off(self.head_norms.len());
-        let kept = wanted.contains(&true).then(|| (inputs.clone(), parts.clone()));
-        let Heads { heads, .. } = self.heads::<B>(inputs, parts, &head_norms);
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let Listed { layers, parts, head_norms, masks } = self.listed::<B>(inputs);
+        let kept = wanted.contains(&true).then(|| (layers.clone(), parts.clone()));
+        let Heads { heads, .. } = self.heads::<B>(layers, parts, &head_norms);
         let [output, log_sums] = grouped::<B>(heads, &self.settings, &masks);
         let output = joined::<B>(output);
         let saved =
@@ -157,6 +171,31 @@ impl Operation for NormGroupedAttention {
     }
 }
 
+impl OfParts for NormGroupedAttention {
+    fn kept<B: KernelBackend>(saved: Self::Saved<B>) -> Option<FloatTensor<B>> {
+        Some(saved.log_sums)
+    }
+
+    fn saved<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        output: FloatTensor<B>,
+        kept: Option<FloatTensor<B>>,
+    ) -> Option<Self::Saved<B>> {
+        let Listed { layers, parts, head_norms, masks } = self.listed::<B>(inputs);
+        kept.map(|log_sums| Saved { layers, parts, head_norms, masks, output, log_sums })
+    }
+}
+
+/// The inputs.
+struct Listed<T> {
+    /// x, the norm's weight, and weight and bias of each layer.
+    layers: Vec<T>,
+    parts: Vec<Parts<T>>,
+    head_norms: Vec<T>,
+    masks: Vec<T>,
+}
+
 /// Queries, keys and values `[batch, heads, time, depth]`, and what they were computed from.
 struct Heads<B: KernelBackend> {
     heads: [FloatTensor<B>; 3],
@@ -166,6 +205,13 @@ struct Heads<B: KernelBackend> {
 }
 
 impl NormGroupedAttention {
+    fn listed<B: KernelBackend>(&self, mut layers: Vec<FloatTensor<B>>) -> Listed<FloatTensor<B>> {
+        let parts = self.appended.take(&mut layers);
+        let mut head_norms = layers.split_off(OF_LAYERS);
+        let masks = head_norms.split_off(self.head_norms.len());
+        Listed { layers, parts, head_norms, masks }
+    }
+
     fn heads<B: KernelBackend>(
         &self,
         layers: Vec<FloatTensor<B>>,

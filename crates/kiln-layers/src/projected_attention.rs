@@ -7,6 +7,7 @@ use kiln_operations::{Computed, InOrder, KernelBackend, Onto, Operation, all, ru
 
 use crate::attention::{AttentionOptions, Settings, packed, packed_backward, packed_terms};
 use crate::error::Error;
+use crate::in_parts::{Cut, InParts, OfParts, is_long};
 use crate::linear::{
     Appended, Input, LayerWeight, LinearSaved, PARAMETERS, Parts, Prepared, Prologue, changed_linear, layer_gradients,
     prepared,
@@ -19,6 +20,9 @@ use crate::norm::Norm;
 /// `x` is `[batch, time, width]`. `qkv` has `width` inputs and three times as many outputs as the result `[batch, time, outputs]`. Keeps
 /// `x`, the result, and one f32 value for each query of each head. Queries, keys and values, three times the size of the result, are
 /// computed again in the backward pass.
+///
+/// Of a sequence of more than 8,192 positions, queries, keys and values of one head exist at a time, unless the masks of heads differ, weights
+/// are dropped, the layer's weight is stored in codes, or rows are added [in their order](kiln_operations::RunningSums).
 ///
 /// # Errors
 /// Those of [`norm_linear`](crate::norm_linear) and [`self_attention`](crate::self_attention).
@@ -42,11 +46,32 @@ pub(crate) fn projected_attention(
 ) -> Result<Tensor<3>, Error> {
     let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.dims(), x.device());
     let Prepared { prologue, mut inputs, parts } = prepared(input, qkv, x)?;
-    let (settings, masks) = packed_terms([samples, time, packed], heads, options, &device)?.into_inputs();
+    let terms = packed_terms([samples, time, packed], heads, options, &device)?;
+    let by_heads = is_long(time) && terms.are_of_all_heads();
+    let (settings, masks) = terms.into_inputs();
     inputs.extend(masks);
+    let count = inputs.len();
     let appended = Appended::append(&mut inputs, [parts]);
-    Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings, appended }, inputs).remove(0)))
+    let rows = appended.rows_of_outputs(3).filter(|_| by_heads);
+    let operation = ProjectedAttention { prologue, settings, appended };
+    let [y] = all(match rows {
+        Some(of_parts) => {
+            let mut rows = vec![0; count];
+            rows[WEIGHT..OF_LAYER].fill(3);
+            rows.extend(of_parts);
+            let settings = Settings { heads: 1, ..operation.settings };
+            let cut = Cut::OfHeads { groups: heads, rows };
+            run(InParts { operation: ProjectedAttention { settings, ..operation }, cut }, inputs)
+        }
+        None => run(operation, inputs),
+    });
+    Ok(Tensor::from_dispatch(y))
 }
+
+/// The inputs of the linear layer: x, and weight and bias of the norm and of the layer.
+const OF_LAYER: usize = 5;
+/// The layer's weight among them, which its bias follows.
+const WEIGHT: usize = 3;
 
 /// The prologue of the linear layer, and the settings of the attention. Inputs are x, the norm's weight and bias, the layer's weight and
 /// bias, the masks of the attention, and the parts of the weight.
@@ -73,14 +98,8 @@ impl Operation for ProjectedAttention {
 
     type Saved<B: KernelBackend> = Saved<FloatTensor<B>>;
 
-    fn forward<B: KernelBackend>(
-        &self,
-        mut inputs: Vec<FloatTensor<B>>,
-        wanted: &[bool],
-    ) -> Computed<B, Self::Saved<B>> {
-        let [parts] = all(self.appended.take(&mut inputs));
-        let masks = inputs.split_off(5);
-        let linear: [FloatTensor<B>; 5] = all(inputs);
+    fn forward<B: KernelBackend>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let (linear, parts, masks) = self.listed::<B>(inputs);
         let kept = wanted.contains(&true).then(|| (linear.clone(), parts.clone()));
         let [qkv, _] = self.projected::<B>(linear, parts);
         let [output, log_sums] = packed::<B>(qkv, &self.settings, &masks);
@@ -112,7 +131,32 @@ impl Operation for ProjectedAttention {
     }
 }
 
+impl OfParts for ProjectedAttention {
+    fn kept<B: KernelBackend>(saved: Self::Saved<B>) -> Option<FloatTensor<B>> {
+        Some(saved.log_sums)
+    }
+
+    fn saved<B: KernelBackend>(
+        &self,
+        inputs: Vec<FloatTensor<B>>,
+        output: FloatTensor<B>,
+        kept: Option<FloatTensor<B>>,
+    ) -> Option<Self::Saved<B>> {
+        let (linear, parts, masks) = self.listed::<B>(inputs);
+        kept.map(|log_sums| Saved { linear, parts, output, log_sums, masks })
+    }
+}
+
+/// The inputs of the linear layer, the parts of its weight, and the masks.
+type Listed<T> = ([T; OF_LAYER], Parts<T>, Vec<T>);
+
 impl ProjectedAttention {
+    fn listed<B: KernelBackend>(&self, mut inputs: Vec<FloatTensor<B>>) -> Listed<FloatTensor<B>> {
+        let [parts] = all(self.appended.take(&mut inputs));
+        let masks = inputs.split_off(OF_LAYER);
+        (all(inputs), parts, masks)
+    }
+
     /// Queries, keys and values, and the statistics of the rows of the norm.
     fn projected<B: KernelBackend>(
         &self,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, DispatchTensor};
+use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata};
 use kiln_operations::KernelBackend;
 
 /// Sizes of one call.
@@ -41,6 +41,11 @@ pub(crate) struct Terms<B: Backend> {
 }
 
 impl Terms<Dispatch> {
+    /// Whether all heads have the same mask, and no weight is dropped by the number of its head.
+    pub(crate) fn are_of_all_heads(&self) -> bool {
+        self.seed.is_none() && self.masked.as_ref().is_none_or(|masked| masked.shape()[1] == 1)
+    }
+
     /// The settings, and the boolean mask and the dropout seed as the last inputs of an operation.
     pub(crate) fn into_inputs(self) -> (Settings, impl Iterator<Item = DispatchTensor>) {
         (self.settings, self.masked.into_iter().chain(self.seed))

@@ -270,9 +270,9 @@ pub(crate) fn nothing<B: KernelBackend>(like: &FloatTensor<B>) -> FloatTensor<B>
 
 /// One linear layer whose weight has parts. Inputs are x, weight and bias of the norm, weight and bias of the layer, and the parts.
 #[derive(Clone, Debug)]
-pub(super) struct LinearInParts {
-    pub(super) prologue: Prologue,
-    pub(super) appended: Appended,
+pub(crate) struct LinearInParts {
+    pub(crate) prologue: Prologue,
+    pub(crate) appended: Appended,
 }
 
 impl Operation for LinearInParts {

@@ -27,7 +27,8 @@ use crate::norm::Norm;
 
 pub(crate) use graph::LinearSaved;
 pub(crate) use low_rank::{
-    LayerBackward, OfLayer, changed_linear, layer_backward, layer_gradients, nothing, plain, prologue_gradients,
+    LayerBackward, LinearInParts, OfLayer, changed_linear, layer_backward, layer_gradients, nothing, plain,
+    prologue_gradients,
 };
 pub(crate) use parameters::{Appended, Change, PARAMETERS, Parameters, Parts, Weight as LayerWeight};
 pub(crate) use settings::Prologue;
@@ -104,7 +105,7 @@ fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Resul
         false => kiln_operations::run(prologue, inputs),
         true => {
             let appended = Appended::append(&mut inputs, [parts]);
-            kiln_operations::run(low_rank::LinearInParts { prologue, appended }, inputs)
+            kiln_operations::run(LinearInParts { prologue, appended }, inputs)
         }
     };
     Ok(Tensor::from_dispatch(made.remove(0)))

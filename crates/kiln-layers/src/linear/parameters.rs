@@ -103,6 +103,14 @@ impl Appended {
         Self { changed, coded }
     }
 
+    /// How many rows of the layers' outputs stand in the last dimension of each of these inputs, where the outputs are `rows` of them. `None`
+    /// with codes, which are no matrices.
+    pub(crate) fn rows_of_outputs(&self, rows: usize) -> Option<Vec<usize>> {
+        let of_layer = |_| [0, rows, 0, rows];
+        let changed = self.changed.iter().filter(|changed| **changed);
+        (!self.coded.contains(&true)).then(|| changed.flat_map(of_layer).collect())
+    }
+
     /// Takes the parts from the end of a list of all inputs, and returns them by layer.
     pub(crate) fn take<T>(&self, inputs: &mut Vec<T>) -> Vec<Parts<T>> {
         let codes = taken(&self.coded, inputs);

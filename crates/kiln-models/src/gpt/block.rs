@@ -7,7 +7,7 @@ use burn::tensor::activation::gelu_approximate;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
+use kiln_layers::{Activation, Mask, feed_forward, linear, norm_self_attention};
 
 use super::config::GptConfig;
 use crate::cache::{KeysValues, Position, attend_to_past};
@@ -167,8 +167,7 @@ fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tenso
 impl Mlp {
     /// Runs the layer on kiln-layers' operations. It keeps its input and the input of GELU.
     fn lean(&self, norm: &LayerNorm, x_btc: Tensor<3>) -> Tensor<3> {
-        let hidden = output(norm_linear(norm, &self.c_fc, x_btc));
-        output(activation_linear(Activation::GeluTanh, &self.c_proj, hidden))
+        output(feed_forward(norm, Activation::GeluTanh, [&self.c_fc, &self.c_proj], x_btc))
     }
 
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
