@@ -20,7 +20,7 @@ const KINDS: [Kind; 3] = [Classify::KIND, Segment::KIND, NextToken::KIND];
 const OF_LLAMA: &str = "kv_heads";
 
 /// Settings that hold a path.
-const PATHS: [&[&str]; 9] = [
+const PATHS: [&[&str]; 10] = [
     &["run", "data"],
     &["run", "init"],
     &["run", "from"],
@@ -29,6 +29,7 @@ const PATHS: [&[&str]; 9] = [
     &["text", "tokenizer", "folder"],
     &["text", "validation"],
     &["compression", "weights"],
+    &["compression", "lora", "from"],
     &["compression", "teacher", "checkpoint"],
 ];
 

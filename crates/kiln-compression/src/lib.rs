@@ -40,7 +40,7 @@ mod quantize;
 pub use distill::{DistillationLoss, Teacher};
 pub use error::Error;
 pub use four_bits::{FourBitCodes, FourBitLevels, FourBitWeights, FourBits, placeholder, placeholders};
-pub use lora::{Adapter, Adapters, Factors, LowRank};
+pub use lora::{Adapter, AdapterKind, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};
 pub use parameters::attached_beside_adapters;
 pub use prune::{

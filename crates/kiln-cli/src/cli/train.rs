@@ -238,6 +238,11 @@ pub(crate) struct LoraArgs {
     /// The tensors of a .safetensors file have the names of transformers.
     #[arg(long, value_name = "PATH", value_parser = absolute_path(), help_heading = "Model")]
     pub(crate) weights: Option<PathBuf>,
+    /// Train the adapters in a folder of peft further, in place of the weights [default: new ones]
+    ///
+    /// Rank, alpha, layers and kind are those of its adapter_config.json.
+    #[arg(long = "adapters", value_name = "DIR", value_parser = absolute_path(), group = "low_rank", help_heading = "Adapters")]
+    pub(crate) given: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
 }
@@ -246,7 +251,7 @@ pub(crate) struct LoraArgs {
 #[derive(Args)]
 pub(crate) struct AdapterArgs {
     /// Train adapters of this rank in place of the weights (LoRA)
-    #[arg(long, value_name = "RANK", value_parser = number::<usize>, help_heading = "Adapters")]
+    #[arg(long, value_name = "RANK", value_parser = number::<usize>, group = "low_rank", help_heading = "Adapters")]
     pub(crate) lora: Option<usize>,
     /// With --lora: an adapter counts ALPHA / RANK times [default: twice the rank]
     #[arg(long, value_name = "ALPHA", requires = "lora", help_heading = "Adapters")]
@@ -259,9 +264,9 @@ pub(crate) struct AdapterArgs {
     /// With --lora: train the magnitude of each output by itself (DoRA)
     #[arg(long, requires = "lora", help_heading = "Adapters")]
     pub(crate) dora: bool,
-    /// With --lora: keep the weights of the blocks' linear layers in 4 bits (QLoRA) [default: as they are]
+    /// With adapters: keep the weights of the blocks' linear layers in 4 bits (QLoRA) [default: as they are]
     ///
     /// Embeddings and the head stay as they are; in 16 bits (--precision) they are stored in 16 bits.
-    #[arg(long, value_name = "BITS", value_parser = base_bits, requires = "lora", help_heading = "Adapters")]
+    #[arg(long, value_name = "BITS", value_parser = base_bits, requires = "low_rank", help_heading = "Adapters")]
     pub(crate) base_bits: Option<u8>,
 }

@@ -9,7 +9,7 @@ use kiln_precision::Policy;
 use super::folder::Folder;
 use crate::cli::TrainedArgs;
 use crate::device;
-use crate::pipelines::{CompressionSettings, GptSettings, checkpoint_of, load_to_evaluate};
+use crate::pipelines::{CompressionSettings, GptSettings, checkpoint_of, load_to_evaluate, peft};
 use crate::trained::weights;
 use crate::usage::Usage;
 
@@ -45,9 +45,9 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     let plain: Decoder = settings.model.init(&device)?;
     let model = load_to_evaluate(plain, compression, &Policy::default(), &path)
         .with_context(|| format!("cannot read the adapters of '{run}'"))?;
-    let (above, class) = match &settings.model {
-        DecoderConfig::Gpt(_) => ("transformer", "GPT2LMHeadModel"),
-        _ => ("model", "AutoModelForCausalLM"),
+    let class = match &settings.model {
+        DecoderConfig::Gpt(_) => "GPT2LMHeadModel",
+        _ => "AutoModelForCausalLM",
     };
     let adapters = Adapters::of(&model)?;
     if let Some((words, _)) = adapters.iter().find(|(path, _)| EMBEDDINGS.iter().any(|own| path.starts_with(own))) {
@@ -56,11 +56,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
             "--format is peft, which has other files for adapters of embeddings, and '{run}' has one of '{words}', {expected}"
         )));
     }
-    let layer = |path: &str| match path.trim_end_matches(".weight") {
-        "lm_head" => "lm_head".to_owned(),
-        layer => format!("{above}.{layer}"),
-    };
-    adapters.save(folder.directory(), layer)?;
+    adapters.save(folder.directory(), |path| peft::layer(&settings.model, path))?;
     let began = compression.and_then(|own| own.weights.as_deref()).or(settings.run.init.as_deref());
     let base = began.map_or_else(|| "the model that the run began with".into(), printable);
     let (settings, argument) = match compression.is_some_and(CompressionSettings::has_codes) {

@@ -10,8 +10,8 @@ use burn::optim::ModuleOptimizer;
 use burn::store::bridge;
 use burn::store::burn_pack::Tensor as Filed;
 use kiln_compression::{
-    Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization, Scope,
-    Shapes, mask_moments, prune,
+    AdapterKind, Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization,
+    Scope, Shapes, mask_moments, prune,
 };
 use kiln_precision::Policy;
 use kiln_training::{Task, TrainerBuilder};
@@ -74,6 +74,9 @@ pub struct LoraSettings {
     /// Bits of the weights that the adapters are trained beside: 4, in the codes NF4. `None` if they stay as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_bits: Option<u8>,
+    /// A folder of peft with the adapters that a run begins with. `None` for new ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
 }
 
 /// Quantisation-aware training.
@@ -110,12 +113,13 @@ pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
 /// The attachments of a model whose weights are codes.
 pub(crate) type Coded = Nest<FourBitWeights, LowRank>;
 
-/// The source of the values of weights that are codes.
+/// The source of the initial values of attachments.
 #[derive(Clone)]
 pub(crate) enum BaseValues {
     /// A checkpoint, whose values come after the attachments.
     Checkpoint,
-    /// Tensors of a file by path, once they are found; for others the model.
+    /// For weights that are codes, tensors of a file by path, once they are found, and for others the model. For adapters, the folder that the
+    /// settings name.
     Tensors(Rc<RefCell<BTreeMap<String, Filed>>>),
 }
 
@@ -130,8 +134,12 @@ impl CompressionSettings {
     /// # Errors
     /// Paths that the model does not have, and numbers out of range.
     pub fn attached(&self, model: &impl Module) -> Result<Attached, Error> {
+        self.attached_from(model, &BaseValues::Checkpoint)
+    }
+
+    fn attached_from(&self, model: &impl Module, values: &BaseValues) -> Result<Attached, Error> {
         let masks = self.prune.as_ref().map(|settings| settings.masks(model)).transpose()?;
-        let adapters = self.lora.as_ref().map(|settings| settings.adapters(model)).transpose()?;
+        let adapters = self.lora.as_ref().map(|settings| settings.adapters(model, values)).transpose()?;
         let fake = self.quantize.as_ref().map(|settings| settings.fake(model)).transpose()?;
         Ok(Nest::optional(Some(Nest::optional(masks, adapters)), fake))
     }
@@ -173,7 +181,7 @@ impl CompressionSettings {
             let expected = "none in a run that prunes weights or trains them for integers";
             return refuse("the bits of the base", "4".into(), expected);
         }
-        let adapters = lora.adapters(model)?;
+        let adapters = lora.adapters(model, values)?;
         let codes = four_bits();
         let codes = match values {
             BaseValues::Checkpoint => codes.shapes_of(model)?,
@@ -199,7 +207,7 @@ impl CompressionSettings {
             return builder.with_early_reparameterization(move |model| self.coded(model, &values));
         }
         let prune = self.prune.clone();
-        let builder = builder.with_reparameterization(move |model| self.attached(model));
+        let builder = builder.with_reparameterization(move |model| self.attached_from(model, &values));
         match prune {
             Some(prune) => builder.with_model_edit(move |step, model, optimizer| prune.edited(step, model, optimizer)),
             None => builder,
@@ -239,9 +247,25 @@ impl PruneSettings {
 }
 
 impl LoraSettings {
-    fn adapters(&self, model: &impl Module) -> Result<LowRank, Error> {
+    fn adapters(&self, model: &impl Module, values: &BaseValues) -> Result<LowRank, Error> {
         let adapters = LowRank::new(self.rank, self.alpha, self.targets.iter().map(String::as_str))?;
         let adapters = adapters.with_dora(self.dora);
+        let adapters = match (&self.from, values) {
+            (Some(folder), BaseValues::Tensors(_)) => {
+                let given = super::peft::adapters(folder)?;
+                let own = AdapterKind { rank: self.rank, alpha: self.alpha, dora: self.dora };
+                let kind = given.kind()?;
+                if kind != own {
+                    let path = folder.display().to_string();
+                    return Err(Error::Adapter {
+                        path,
+                        reason: format!("they are {kind:?}, expected {own:?} as in the settings"),
+                    });
+                }
+                adapters.starting_with(given)
+            }
+            _ => adapters,
+        };
         adapters.check(model)?;
         Ok(adapters)
     }

@@ -6,6 +6,7 @@ mod initial_model;
 mod load;
 pub mod next_token;
 mod parallel;
+pub(crate) mod peft;
 mod pipeline;
 mod run;
 pub mod segment;

@@ -10,7 +10,8 @@ use kiln_training::{BatchRule, BatchScaling, Checkpoints, OptimizerConfig};
 use crate::cli::{AdapterArgs, CallArgs, LoraArgs, TeacherArgs};
 use crate::given::Given;
 use crate::pipelines::{
-    CHECKPOINTS, CompressionSettings, LoraSettings, Pipeline, RunSettings, SettingsOf, TeacherSettings, settings_beside,
+    CHECKPOINTS, CompressionSettings, LoraSettings, Pipeline, RunSettings, SettingsOf, TeacherSettings, peft,
+    settings_beside,
 };
 use crate::settings_file::{CONFIG, SettingsFile};
 use crate::usage::Usage;
@@ -187,13 +188,18 @@ impl TeacherArgs {
 }
 
 impl LoraArgs {
-    pub(super) fn apply(&self, compression: &mut Option<CompressionSettings>, model: &DecoderConfig) {
+    pub(super) fn apply(&self, compression: &mut Option<CompressionSettings>, model: &DecoderConfig) -> Result<()> {
         if let Some(weights) = self.weights.clone() {
             compression.get_or_insert_default().weights = Some(weights);
         }
-        if let Some(lora) = self.adapters.settings(model) {
+        let lora = match &self.given {
+            Some(folder) => Some(peft::settings(folder, self.adapters.base_bits)?),
+            None => self.adapters.settings(model),
+        };
+        if let Some(lora) = lora {
             compression.get_or_insert_default().lora = Some(lora);
         }
+        Ok(())
     }
 }
 
@@ -206,7 +212,7 @@ impl AdapterArgs {
             false => self.lora_targets.clone(),
         };
         let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
-        Some(LoraSettings { rank, alpha, targets, dora: self.dora, base_bits: self.base_bits })
+        Some(LoraSettings { rank, alpha, targets, dora: self.dora, base_bits: self.base_bits, from: None })
     }
 
     /// The options as words of a command.

@@ -148,12 +148,12 @@ impl RunCommand for TrainGpt {
             recipe.run.max_steps = None; // whole epochs were asked for
         }
         if folder.is_some() {
-            recipe.schedule.peak = next_token::rate(self.lora.adapters.lora.is_some());
+            recipe.schedule.peak = next_token::rate(self.lora.adapters.lora.is_some() || self.lora.given.is_some());
         }
         let defaults = self.call.resume.is_none().then_some(&recipe);
         let mut settings: GptSettings = resolve::<NextToken>(defaults, file.as_ref(), Table::new())?;
         self.apply(&mut settings)?;
-        self.lora.apply(&mut settings.compression, &settings.model);
+        self.lora.apply(&mut settings.compression, &settings.model)?;
         self.teacher.apply(&mut settings.compression);
         self.parallel.apply(&mut settings.run.parallel)?;
         apply::<NextToken>(&mut settings, &self.run, &self.call)?;

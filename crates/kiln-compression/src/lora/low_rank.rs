@@ -8,6 +8,7 @@ use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
 use kiln_operations::LOW_RANK;
 
+use super::Adapters;
 use crate::Error;
 use crate::parameters::{Item, Site, dense, sites, walk};
 
@@ -48,15 +49,20 @@ pub struct LowRank {
     scale: f64,
     targets: Vec<String>,
     dora: bool,
-    magnitudes: Magnitudes,
+    initial: Initial,
 }
 
-/// Norms by the path of the parameter, where they are not those of the stored weights.
+/// Initial values by the path of the parameter, where they are not the usual ones.
 #[derive(Clone, Default, PartialEq)]
-struct Magnitudes(BTreeMap<String, Vec<f32>>);
+struct Initial {
+    /// Norms that are not those of the stored weights.
+    magnitudes: BTreeMap<String, Vec<f32>>,
+    /// All values.
+    adapters: Adapters,
+}
 
-impl fmt::Debug for Magnitudes {
-    /// Nothing: a run's checkpoints know it by the debug text of its settings, and these are values that follow from the weights.
+impl fmt::Debug for Initial {
+    /// Nothing: a run's checkpoints know it by the debug text of its settings, and a run that goes on has the values from a checkpoint.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{}")
     }
@@ -80,7 +86,7 @@ impl LowRank {
         if targets.is_empty() {
             return Err(Error::invalid("the number of targets", 0, "at least 1"));
         }
-        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, magnitudes: Magnitudes::default() })
+        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, initial: Initial::default() })
     }
 
     /// Whether each output has a trained magnitude as well (DoRA). The magnitudes start as the norms of the stored weights. Under a
@@ -123,24 +129,34 @@ impl LowRank {
     /// A DoRA whose magnitudes start as these, by the path of the parameter: the norms of weights that the model does not have as values, as those
     /// of [`FourBitWeights::norms`](crate::FourBitWeights::norms).
     pub fn with_magnitudes(self, magnitudes: BTreeMap<String, Vec<f32>>) -> Self {
-        Self { magnitudes: Magnitudes(magnitudes), dora: true, ..self }
+        Self { initial: Initial { magnitudes, ..self.initial }, dora: true, ..self }
+    }
+
+    /// Adapters that start with the values of these, where these have one for a target. Rank, scale and magnitude are then theirs.
+    pub fn starting_with(self, adapters: Adapters) -> Self {
+        Self { initial: Initial { adapters, ..self.initial }, ..self }
     }
 
     /// `plain` with adapters.
     ///
     /// # Errors
-    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Reparameterized`] for a weight that something
-    /// is attached to: a parameter of burn keeps what it has, and the adapter would be lost.
+    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Adapter`] for initial values of another shape,
+    /// [`Error::Reparameterized`] for a weight that something is attached to: a parameter of burn keeps what it has, and the adapter would be
+    /// lost.
     pub fn attach<M: Module>(&self, plain: M) -> Result<M, Error> {
         self.check(&plain)?;
         Ok(plain.apply_reparameterization(self.clone()))
     }
 
-    /// Checks that each target names a weight of `model`, and that nothing is attached to these weights.
+    /// Checks that each target names a weight of `model`, that nothing is attached to these weights, and that they have the shapes that the values
+    /// are made for which the adapters start with.
     ///
     /// # Errors
     /// Those of [`attach`](Self::attach).
     pub fn check<M: Module>(&self, model: &M) -> Result<(), Error> {
+        if !self.initial.adapters.by_path.is_empty() {
+            self.initial.adapters.check_bases(model)?;
+        }
         self.chosen(model)?.iter().try_for_each(Site::expect_plain)
     }
 
@@ -174,6 +190,10 @@ impl Reparameterizer for LowRank {
         }
         let [inputs, outputs] = [shape[0], shape[1]];
         let device = param.lazy_device();
+        if let Some(factors) = self.initial.adapters.by_path.get(path) {
+            let adapter = device.memory_persistent_allocations((), |()| factors.adapter(&device));
+            return (param, Some(adapter));
+        }
         let bound = 1.0 / (inputs as f64).sqrt();
         // They live as long as the model: apart from the pools of temporaries, as burn's own parameters.
         let (a, b) = device.memory_persistent_allocations((), |()| {
@@ -182,7 +202,7 @@ impl Reparameterizer for LowRank {
             (a.cast(FloatDType::F32), b.cast(FloatDType::F32))
         });
         let magnitude = self.dora.then(|| {
-            let norms = match self.magnitudes.0.get(path).filter(|norms| norms.len() == outputs) {
+            let norms = match self.initial.magnitudes.get(path).filter(|norms| norms.len() == outputs) {
                 Some(norms) => Tensor::from_data(TensorData::new(norms.clone(), [outputs]), (&device, DType::F32)),
                 None => norms(dense(param.base()).cast(FloatDType::F32).reshape([inputs, outputs])),
             };

@@ -44,9 +44,20 @@ impl Factors {
             a: param(self.a.clone(), device),
             b: param(self.b.clone(), device),
             magnitude: self.magnitude.clone().map(|data| param(data, device)),
-            scale: param(TensorData::from([self.scale]), device),
+            scale: param(TensorData::from([self.scale]), device).set_require_grad(false),
         }
     }
+}
+
+/// What adapters of one rank are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterKind {
+    /// The rank.
+    pub rank: usize,
+    /// The product of the factors is multiplied by `alpha / rank`.
+    pub alpha: f64,
+    /// Whether the magnitude of each output is trained as well.
+    pub dora: bool,
 }
 
 /// The adapters of a model, apart from the model: a fine-tuned task in a few hundred kilobytes.
@@ -122,15 +133,29 @@ impl Adapters {
     ///
     /// # Errors
     /// [`Error::UnknownParameter`] for an adapter of a parameter that `plain` does not have, [`Error::Adapter`] for one of another shape,
-    /// for a model that has adapters attached, and when some of these adapters have a magnitude and others do not,
-    /// [`Error::Reparameterized`] for a weight that something else is attached to.
+    /// and for a model that has adapters attached, [`Error::Reparameterized`] for a weight that something else is attached to.
     pub fn attach_to<M: Module>(&self, plain: M) -> Result<M, Error> {
         self.check_bases(&plain)?;
-        let Some((_, first)) = self.iter().next() else { return Ok(plain) };
-        let dora = first.magnitude.is_some();
-        // Ranks and scales are those of the factors that are loaded.
-        let low_rank = LowRank::new(1, 1.0, self.by_path.keys())?.with_dora(dora);
-        self.put(plain.apply_reparameterization(low_rank))
+        if self.by_path.is_empty() {
+            return Ok(plain);
+        }
+        // Ranks and scales are those of the adapters that are loaded.
+        let low_rank = LowRank::new(1, 1.0, self.by_path.keys())?.starting_with(self.clone());
+        Ok(plain.apply_reparameterization(low_rank))
+    }
+
+    /// What all of the adapters are.
+    ///
+    /// # Errors
+    /// [`Error::Adapter`] unless they have one rank, one scale and one kind, and where there are none.
+    pub fn kind(&self) -> Result<AdapterKind, Error> {
+        let Some((first_path, first)) = self.iter().next() else { return Err(mismatch("", "there are none")) };
+        let of = |factors: &Factors| (factors.sizes()[1], factors.scale, factors.magnitude.is_some());
+        if let Some((path, _)) = self.iter().find(|(_, factors)| of(factors) != of(first)) {
+            return Err(mismatch(path, format!("it has another rank, scale or kind than '{first_path}'")));
+        }
+        let (rank, scale, dora) = of(first);
+        Ok(AdapterKind { rank, alpha: f64::from(scale) * rank as f64, dora })
     }
 
     /// `model`, to which adapters are attached, with these values in their place. The identifiers of the parameters stay, and with them the

@@ -9,7 +9,7 @@ use burn::tensor::{DType, TensorData};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
 use super::peft_config::{Config, none};
-use super::{Adapters, Factors};
+use super::{AdapterKind, Adapters, Factors};
 use crate::Error;
 use crate::files::{self, Stored, views};
 
@@ -54,18 +54,10 @@ impl Adapters {
         layer: impl Fn(&str) -> String,
         mut step: impl FnMut() -> io::Result<()>,
     ) -> Result<(), Error> {
-        let Some((first_path, first)) = self.iter().next() else {
-            return Err(Error::Adapter { path: String::new(), reason: "there are none to save".into() });
-        };
-        let ([_, rank, _], dora) = (first.sizes(), first.magnitude.is_some());
-        let alpha = f64::from(first.scale) * rank as f64;
+        let AdapterKind { rank, alpha, dora } = self.kind()?;
         let mut tensors = BTreeMap::new();
         let mut target_modules = BTreeSet::new();
         for (path, factors) in self.iter() {
-            if factors.sizes()[1] != rank || factors.scale != first.scale || factors.magnitude.is_some() != dora {
-                let reason = format!("it has another rank, scale or kind than '{first_path}'");
-                return Err(Error::Adapter { path: path.to_owned(), reason });
-            }
             let name = layer(path);
             let [inputs, rank, outputs] = factors.sizes();
             let mut parts =
