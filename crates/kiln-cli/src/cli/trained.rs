@@ -84,6 +84,14 @@ pub struct Sample {
     /// The model's folder has a chat template, by which each answer is asked for with all of the conversation before it.
     #[arg(long, conflicts_with = "samples")]
     pub(crate) chat: bool,
+    /// Of a model's folder: add the adapters in a folder of peft to its weights [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapters: Option<PathBuf>,
+    /// Complete each record of this .jsonl, on stdout with a field `generated` [default: none]
+    ///
+    /// Records have `prompt`, `text`, or `messages`, of which the last one of the user is answered.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["chat", "prompt", "prompt_file", "samples"])]
+    pub(crate) records: Option<PathBuf>,
     /// The text to go on from; - reads it from stdin [default: a line break]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,

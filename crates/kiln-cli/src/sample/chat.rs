@@ -13,18 +13,18 @@ use crate::interrupt::Interrupt;
 use crate::usage::Usage;
 use crate::words::counted;
 
-/// The chat template in the folder of a tokenizer.
+/// The chat template in the folder of a tokenizer, which `asking` needs.
 ///
 /// # Errors
 /// [`Usage`] if there is none, and those of [`ChatTemplate::open`].
-pub(super) fn template(kind: &TokenizerKind) -> Result<ChatTemplate> {
+pub(super) fn template(kind: &TokenizerKind, asking: &str) -> Result<ChatTemplate> {
     let TokenizerKind::Folder(folder) = kind else {
-        bail!(Usage(
-            "--chat needs a chat template, expected the model of a Hugging Face folder with a tokenizer.json".into()
-        ));
+        bail!(Usage(format!(
+            "{asking} needs a chat template, expected the model of a Hugging Face folder with a tokenizer.json"
+        )));
     };
     let expected = "expected a chat_template.jinja in it, or a chat_template in its tokenizer_config.json";
-    let missing = || Usage(format!("--chat needs a chat template, and '{}' has none: {expected}", printable(folder)));
+    let missing = || Usage(format!("{asking} needs a chat template, and '{}' has none: {expected}", printable(folder)));
     Ok(ChatTemplate::open(folder)?.ok_or_else(missing)?)
 }
 
@@ -66,7 +66,7 @@ impl Chat<'_> {
     }
 
     /// The tokens of the conversation. The oldest messages and answers are left out where the model could not read all of it.
-    fn read(&self, messages: &mut Vec<Message>) -> Result<Vec<u32>> {
+    pub(super) fn read(&self, messages: &mut Vec<Message>) -> Result<Vec<u32>> {
         let all = messages.len();
         loop {
             let ids = self.tokenizer.encode(&self.template.render(messages, true)?)?;

@@ -4,10 +4,12 @@ mod chat;
 mod folder;
 mod generate;
 mod output;
+mod records;
 mod stored;
 mod text;
 
 use std::cell::Cell;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -21,7 +23,7 @@ use crate::cli::{Sample, program};
 use crate::device;
 use crate::interrupt::Interrupt;
 use crate::pipelines::next_token::{next_token, reader, stops};
-use crate::pipelines::{GptSettings, load_to_evaluate};
+use crate::pipelines::{GptSettings, load_to_evaluate, peft};
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
 use crate::words::counted;
@@ -30,6 +32,7 @@ use chat::Chat;
 use folder::untrained;
 use generate::{End, Writer};
 use output::Output;
+use records::Records;
 use stored::stored;
 
 pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
@@ -47,9 +50,15 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
             run = printable(&run),
         ))),
     };
+    if let Some(folder) = arguments.adapters.as_ref().filter(|_| is_trained) {
+        let (folder, run) = (printable(folder), printable(run));
+        bail!(Usage(format!(
+            "--adapters is '{folder}', and '{run}' is a run, expected a model's folder to add adapters to"
+        )));
+    }
     let (tokenizer, _) = next_token(&settings)?;
     let kind = &settings.data.text.tokenizer;
-    let template = arguments.chat.then(|| chat::template(kind)).transpose()?;
+    let template = arguments.chat.then(|| chat::template(kind, "--chat")).transpose()?;
     let stops = stops(kind, &tokenizer)?;
     let prompt = text::prompt(arguments)?;
     let device = device::open(&settings.run.device)?;
@@ -57,7 +66,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let (streamed, model) = match (is_trained, stored(&settings, &arguments.trained, &device)?) {
         (_, Some((streamed, model))) => (Some(streamed), model),
         (true, None) => (None, in_memory(&settings, arguments, &device)?),
-        (false, None) => (None, settings.model.load(run, &device)?),
+        (false, None) => (None, adapted(settings.model.load(run, &device)?, arguments.adapters.as_deref())?),
     };
     let interrupt = Interrupt::listen()?;
 
@@ -73,13 +82,17 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
         interrupted: Box::new(|| interrupt.requested()),
         total: Cell::default(),
     };
-    let end = match &template {
-        Some(template) => {
+    let end = match (&template, &arguments.records) {
+        (_, Some(file)) => {
+            let (room, kind) = (settings.model.context(), kind);
+            Records { writer: &writer, tokenizer: &tokenizer, kind, room, interrupt: &interrupt }.complete(file)?
+        }
+        (Some(template), None) => {
             let room = settings.model.context();
             let chat = Chat { writer: &writer, tokenizer: &tokenizer, template, room, interrupt: &interrupt };
             chat.answer(prompt, arguments.json)?
         }
-        None => texts(&writer, (&tokenizer, !is_trained), prompt.as_deref().unwrap_or(text::NONE), arguments)?,
+        (None, None) => texts(&writer, (&tokenizer, !is_trained), prompt.as_deref().unwrap_or(text::NONE), arguments)?,
     };
     if end != End::Closed {
         let (tokens, seconds) = writer.total.get();
@@ -118,6 +131,14 @@ fn in_memory(settings: &GptSettings, arguments: &Sample, device: &Device) -> Res
     let model: Decoder = load_to_evaluate(settings.model.init(device)?, compression, &settings.run.policy(), &path)?;
     // Adapters, masks and casts are applied once instead of for each token.
     Ok(if simulates_inputs(compression, &path) { model } else { model.materialize() })
+}
+
+/// The model with the adapters in a folder of peft in its weights.
+fn adapted(model: Decoder, folder: Option<&Path>) -> Result<Decoder> {
+    match folder {
+        Some(folder) => Ok(peft::adapters(folder)?.merge_into(model)?),
+        None => Ok(model),
+    }
 }
 
 /// The settings by which tokens are chosen. Invalid numbers are refused.

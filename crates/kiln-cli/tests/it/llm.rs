@@ -124,6 +124,57 @@ fn adapters_beside_weights_of_four_bits_are_trained_resumed_sampled_and_exported
 }
 
 #[test]
+fn adapters_of_peft_are_trained_further_and_sampled() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let (model, data) = (small(), text(at, 40_000));
+    for (number, options) in [&["--lora", "2"][..], &["--lora", "3", "--dora", "--lora-alpha", "5"]].iter().enumerate()
+    {
+        let name = |name: &str| format!("{name}-{number}");
+        let [first, merged, given] = ["first", "merged", "given"].map(name);
+        trained(at, &first, &[options, &["--max-steps", "2"][..]].concat());
+        done(at, &["export", &first, "--out", &merged]);
+        let adapters_of = |run: &str, folder: &str| {
+            done(at, &["export", run, "--format", "peft", "--out", folder]);
+            Adapters::load(at.join(folder), str::to_owned).unwrap()
+        };
+        let expected = adapters_of(&first, &given);
+        let sample = |options: &[&str]| {
+            let greedy = ["--prompt", "Call me", "--tokens", "8", "--temperature", "0"];
+            json_lines(at, &[&["sample"], options, &greedy[..]].concat())[0]["text"].clone()
+        };
+        assert_eq!(sample(&[&model, "--adapters", &given]), sample(&[&merged]));
+        for (kind, base) in [("plain", &[][..]), ("coded", &["--base-bits", "4"])] {
+            let [run, out] = [format!("{kind}-{number}"), format!("{kind}-{number} adapters")];
+            let still = ["--adapters", &given, "--learning-rate", "1e-30", "--max-steps", "2"];
+            trained(at, &run, &[&still[..], base].concat());
+            let found = adapters_of(&run, &out);
+            assert!(found == expected, "{run} begins with other adapters");
+        }
+        // A run that goes on has its adapters in its checkpoint.
+        trained(at, &name("parts"), &["--adapters", &given, "--max-steps", "1"]);
+        trained(at, &name("whole"), &["--adapters", &given, "--max-steps", "2"]);
+        fs::remove_dir_all(at.join(&given)).unwrap();
+        let parts = name("parts");
+        done(at, &["train", "llm", "--resume", &parts, "--max-steps", "2"]);
+        let [parts, whole] = ["parts", "whole"].map(|run| adapters_of(&name(run), &name(&format!("{run} adapters"))));
+        assert!(parts == whole && parts != expected, "a run that was resumed has other adapters");
+    }
+
+    // Of a layer that the model does not have.
+    let other = Adapters::load(fixture("decoders/llama-lora"), str::to_owned).unwrap();
+    other.save(at.join("other"), |path| path.replace("layers.1", "layers.7")).unwrap();
+    let (other, data) = ("other", data.to_str().unwrap());
+    let run = ["train", "llm", "--model", &model, "--data", data, "--out", "run", "--adapters"];
+    refused(at, &[&run[..], &[&model]].concat(), 2, &["adapter_config.json", "expected a folder of peft"]);
+    refused(at, &[&run[..], &[other]].concat(), 2, &["layers.7"]);
+    refused(at, &[&run[..], &[other, "--lora", "2"]].concat(), 2, &["cannot be used with"]);
+    refused(at, &["sample", "plain-0", "--adapters", other], 2, &["is a run"]);
+    refused(at, &["sample", &model, "--adapters", other], 1, &["layers.7"]);
+    assert!(!at.join("run").exists());
+}
+
+#[test]
 fn a_folder_is_planned_for_without_its_weights() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
@@ -256,6 +307,15 @@ fn a_model_learns_the_answers_of_conversations_and_gives_them() {
     let lines = json_lines(at, &["sample", "exported", "--prompt", prompt, "--temperature", "0"]);
     assert!(lines[0]["text"].as_str().is_some_and(|text| text.ends_with("In the sea.")), "{lines:?}");
 
+    // Each record of a file gets what the model writes after it.
+    let asked = [chat(&turns), json!({ "prompt": prompt, "number": 7 })];
+    let asked = written(at, "asked.jsonl", asked);
+    let lines = json_lines(at, &["sample", "run", "--records", &asked, "--temperature", "0"]);
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["generated"], "The South Sea.", "{lines:?}");
+    assert!(lines[1]["generated"].as_str().is_some_and(|text| text.ends_with("In the sea.")), "{lines:?}");
+    assert_eq!(lines[1]["number"], 7);
+
     let measured = results(at, &["eval", "llm", "--checkpoint", "run"]);
     assert!(measured["perplexity"].as_f64().is_some_and(|value| value < 1.5), "{measured}");
     assert_eq!(measured["samples"].as_u64(), Some(2), "a twentieth of the records is held out");
@@ -342,4 +402,7 @@ fn records_and_chats_that_do_not_fit_are_refused_and_nothing_is_written() {
     }
     refused(at, &["sample", &plain, "--chat", "--prompt", "Hi"], 2, &["--chat needs a chat template", "has none"]);
     refused(at, &["sample", at.to_str().unwrap(), "--chat"], 1, &["no config.toml"]);
+    refused(at, &["sample", &plain, "--records", "bad.jsonl"], 2, &["--records with `messages` needs a chat template"]);
+    written(at, "no.jsonl", [json!({ "texts": "a" })]);
+    refused(at, &["sample", &plain, "--records", "no.jsonl"], 2, &["'no.jsonl' line 1: it has none of the fields"]);
 }

@@ -32,5 +32,6 @@ mod resume;
 mod runs;
 mod sample;
 mod segment;
+mod smollm2;
 mod store;
 mod support;
