@@ -23,8 +23,8 @@
 //!
 //! # Devices
 //! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`) and burn's other CubeCL
-//! runtimes (`cube`, beside burn's own feature), norms, activations, attention, dropout, the loss of a linear layer and an embedding's
-//! gradient have kernels in CubeCL, and the others are composed of burn's operations, which burn fuses. They keep as little
+//! runtimes (`cube`, beside burn's own feature), norms, activations, SwiGLU, attention, dropout, the loss of a linear layer and an
+//! embedding's gradient have kernels in CubeCL, and the others are composed of burn's operations, which burn fuses. They keep as little
 //! for the backward pass and compute in bounded blocks. burn's capture device records them. On any other device each function returns
 //! [`Error::UnsupportedDevice`].
 //!
