@@ -72,6 +72,14 @@ impl SettingsFile {
         Self::read(&file.with_context(|| format!("no {CONFIG} beside or above '{shown}', expected one, or --config"))?)
     }
 
+    /// Removes the folder of the adapters that the run began with.
+    pub(crate) fn remove_adapters(&mut self) {
+        let lora = self.tables.get_mut("compression").and_then(|compression| compression.get_mut("lora"));
+        if let Some(lora) = lora.and_then(Value::as_table_mut) {
+            lora.remove("from");
+        }
+    }
+
     /// Its name in messages.
     pub(crate) fn origin(&self) -> String {
         format!("config '{}'", printable(&self.path))

@@ -75,7 +75,7 @@ pub use loader::{
 };
 pub use order::{EpochOrder, LoaderState, Order, Remainder, Replica, Sampler, Weights, sample_rng};
 pub use printable::printable;
-pub use records::{EncodedRecord, Record, RecordEncoder, Records, has_records};
+pub use records::{EncodedRecord, Record, RecordEncoder, Records, each_line, has_records};
 pub use text::{
     Bpe, TextBatch, TextTokens, TokenFile, TokenFileWriter, Tokenizer, TokenizerKind, open_text, open_text_cached,
     tokenize_files,

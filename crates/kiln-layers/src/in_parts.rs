@@ -42,16 +42,19 @@ pub(crate) enum Cut {
 
 /// An operation whose parts can be computed by themselves.
 pub(crate) trait OfParts: Operation {
-    /// What is kept of a part beside the inputs and the output. Nothing unless something would take long to compute again.
+    /// Whether the output is kept, without which the backward pass would take long.
+    const KEEPS_OUTPUT: bool = false;
+
+    /// What else is kept of a part beside the inputs.
     fn kept<B: KernelBackend>(_saved: Self::Saved<B>) -> Option<FloatTensor<B>> {
         None
     }
 
-    /// What the backward pass of a part needs, from its inputs, its output and what is kept of it.
+    /// What the backward pass of a part needs, from its inputs, its output if that is kept, and what else is kept of it.
     fn saved<B: KernelBackend>(
         &self,
         inputs: Vec<FloatTensor<B>>,
-        _output: FloatTensor<B>,
+        _output: Option<FloatTensor<B>>,
         _kept: Option<FloatTensor<B>>,
     ) -> Option<Self::Saved<B>> {
         let all = vec![true; inputs.len()];
@@ -59,11 +62,11 @@ pub(crate) trait OfParts: Operation {
     }
 }
 
-/// What the backward pass needs: inputs, output, and what is kept of each part.
+/// What the backward pass needs: inputs, output if it is kept, and what else is kept of each part.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
     inputs: Vec<T>,
-    output: T,
+    output: Option<T>,
     kept: Vec<T>,
 }
 
@@ -132,6 +135,9 @@ fn given<B: KernelBackend>(
     places: &[Vec<Range<usize>>],
     values: &FloatTensor<B>,
 ) -> FloatTensor<B> {
+    if places.is_empty() {
+        return tensor; // nothing has values
+    }
     let (last, width) = (values.shape().num_dims() - 1, values.shape()[values.shape().num_dims() - 1] / places.len());
     places.iter().enumerate().fold(tensor, |tensor, (index, place)| {
         let mut piece: Vec<Range<usize>> = (0..=last).map(|dim| 0..values.shape()[dim]).collect();
@@ -162,7 +168,10 @@ impl<O: OfParts> Operation for InParts<O> {
             let places = self.cut.places(&output.shape(), 1, range).unwrap_or_default();
             output = given::<B>(output, &places, &own);
         }
-        let saved = wanted.contains(&true).then(|| Saved { inputs, output: output.clone(), kept });
+        let saved = wanted.contains(&true).then(|| {
+            let output = O::KEEPS_OUTPUT.then(|| output.clone());
+            Saved { inputs, output, kept }
+        });
         Computed { outputs: vec![output], saved }
     }
 
@@ -175,8 +184,8 @@ impl<O: OfParts> Operation for InParts<O> {
         let mut made: Vec<Option<FloatTensor<B>>> = vec![None; wanted.len()];
         let mut kept = kept.into_iter();
         for range in self.cut.ranges(inputs[0].shape()[1]) {
-            let [output, gradient] =
-                [&output, &gradient].map(|whole| taken::<B>(whole, self.cut.places(&whole.shape(), 1, &range)));
+            let own = |whole: &FloatTensor<B>| taken::<B>(whole, self.cut.places(&whole.shape(), 1, &range));
+            let (output, gradient) = (output.as_ref().map(own), own(&gradient));
             let saved = self.operation.saved::<B>(self.of_part::<B>(&inputs, &range), output, kept.next());
             let Some(saved) = saved else { continue };
             let of_part = self.operation.gradient::<B>(saved, gradient, wanted);
@@ -239,7 +248,11 @@ impl<F: Operation, S: Operation> Operation for Chain<F, S> {
         wanted: &[bool],
     ) -> Computed<B, Self::Saved<B>> {
         let mut others = inputs.split_off(self.inputs);
-        let (of_first, of_second) = self.wanted(wanted);
+        // Both keep what their backward pass needs if one of them must.
+        let any = wanted.contains(&true);
+        let (of_first, of_second) = wanted.split_at(self.inputs);
+        let of_first: Vec<bool> = [any].iter().chain(&of_first[1..]).copied().collect();
+        let of_second: Vec<bool> = [any].iter().chain(of_second).copied().collect();
         let Computed { mut outputs, saved: first } = self.first.forward::<B>(inputs, &of_first);
         others.insert(0, outputs.remove(0));
         let Computed { outputs, saved: second } = self.second.forward::<B>(others, &of_second);
@@ -252,26 +265,16 @@ impl<F: Operation, S: Operation> Operation for Chain<F, S> {
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        let (of_first, of_second) = self.wanted(wanted);
+        let (of_first, of_second) = wanted.split_at(self.inputs);
+        let before = of_first.contains(&true);
+        let of_second: Vec<bool> = [before].iter().chain(of_second).copied().collect();
         let mut others = self.second.gradient::<B>(second, gradient, &of_second).into_iter();
-        let mut made = match others.next().flatten() {
-            Some(between) => self.first.gradient::<B>(first, between, &of_first),
+        let mut made = match others.next().flatten().filter(|_| before) {
+            Some(between) => self.first.gradient::<B>(first, between, of_first),
             None => vec![],
         };
         made.resize_with(self.inputs, || None);
         made.extend(others);
         made
-    }
-}
-
-impl<F, S> Chain<F, S> {
-    /// The inputs of the two operations that need a gradient, of which the second's first needs one if any of the first's does. Both keep what
-    /// their backward pass needs if one of them must.
-    fn wanted(&self, wanted: &[bool]) -> (Vec<bool>, Vec<bool>) {
-        let (first, others) = wanted.split_at(self.inputs);
-        let any = wanted.contains(&true);
-        let mut first = first.to_vec();
-        first[0] |= any;
-        (first, [any].iter().chain(others).copied().collect())
     }
 }

@@ -70,7 +70,7 @@ pub fn norm_grouped_attention(
     rotary.check(depth)?;
     let sizes = Sizes { samples, heads, kv_heads: of_key / depth, time, keys: time, depth };
     let terms = grouped_terms(sizes, options.into(), &device)?;
-    let by_heads = is_long(time) && terms.are_of_all_heads();
+    let by_heads = sizes.kv_heads > 1 && is_long(time) && terms.are_of_all_heads();
     let (settings, masks) = terms.into_inputs();
     let (mut head_weights, mut head_settings) = (vec![], vec![]);
     for norm in head_norms.into_iter().flatten() {
@@ -172,6 +172,8 @@ impl Operation for NormGroupedAttention {
 }
 
 impl OfParts for NormGroupedAttention {
+    const KEEPS_OUTPUT: bool = true;
+
     fn kept<B: KernelBackend>(saved: Self::Saved<B>) -> Option<FloatTensor<B>> {
         Some(saved.log_sums)
     }
@@ -179,11 +181,11 @@ impl OfParts for NormGroupedAttention {
     fn saved<B: KernelBackend>(
         &self,
         inputs: Vec<FloatTensor<B>>,
-        output: FloatTensor<B>,
+        output: Option<FloatTensor<B>>,
         kept: Option<FloatTensor<B>>,
     ) -> Option<Self::Saved<B>> {
         let Listed { layers, parts, head_norms, masks } = self.listed::<B>(inputs);
-        kept.map(|log_sums| Saved { layers, parts, head_norms, masks, output, log_sums })
+        output.zip(kept).map(|(output, log_sums)| Saved { layers, parts, head_norms, masks, output, log_sums })
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn projected_attention(
     let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.dims(), x.device());
     let Prepared { prologue, mut inputs, parts } = prepared(input, qkv, x)?;
     let terms = packed_terms([samples, time, packed], heads, options, &device)?;
-    let by_heads = is_long(time) && terms.are_of_all_heads();
+    let by_heads = heads > 1 && is_long(time) && terms.are_of_all_heads();
     let (settings, masks) = terms.into_inputs();
     inputs.extend(masks);
     let count = inputs.len();
@@ -132,6 +132,8 @@ impl Operation for ProjectedAttention {
 }
 
 impl OfParts for ProjectedAttention {
+    const KEEPS_OUTPUT: bool = true;
+
     fn kept<B: KernelBackend>(saved: Self::Saved<B>) -> Option<FloatTensor<B>> {
         Some(saved.log_sums)
     }
@@ -139,11 +141,11 @@ impl OfParts for ProjectedAttention {
     fn saved<B: KernelBackend>(
         &self,
         inputs: Vec<FloatTensor<B>>,
-        output: FloatTensor<B>,
+        output: Option<FloatTensor<B>>,
         kept: Option<FloatTensor<B>>,
     ) -> Option<Self::Saved<B>> {
         let (linear, parts, masks) = self.listed::<B>(inputs);
-        kept.map(|log_sums| Saved { linear, parts, output, log_sums, masks })
+        output.zip(kept).map(|(output, log_sums)| Saved { linear, parts, output, log_sums, masks })
     }
 }
 

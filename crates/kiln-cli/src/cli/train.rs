@@ -241,7 +241,7 @@ pub(crate) struct LoraArgs {
     /// Train the adapters in a folder of peft further, in place of the weights [default: new ones]
     ///
     /// Rank, alpha, layers and kind are those of its adapter_config.json.
-    #[arg(long = "adapters", value_name = "DIR", value_parser = absolute_path(), group = "low_rank", help_heading = "Adapters")]
+    #[arg(id = "adapters", long, value_name = "DIR", value_parser = absolute_path(), group = "LowRank", help_heading = "Adapters")]
     pub(crate) given: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
@@ -251,7 +251,7 @@ pub(crate) struct LoraArgs {
 #[derive(Args)]
 pub(crate) struct AdapterArgs {
     /// Train adapters of this rank in place of the weights (LoRA)
-    #[arg(long, value_name = "RANK", value_parser = number::<usize>, group = "low_rank", help_heading = "Adapters")]
+    #[arg(long, value_name = "RANK", value_parser = number::<usize>, group = "LowRank", help_heading = "Adapters")]
     pub(crate) lora: Option<usize>,
     /// With --lora: an adapter counts ALPHA / RANK times [default: twice the rank]
     #[arg(long, value_name = "ALPHA", requires = "lora", help_heading = "Adapters")]
@@ -267,6 +267,6 @@ pub(crate) struct AdapterArgs {
     /// With adapters: keep the weights of the blocks' linear layers in 4 bits (QLoRA) [default: as they are]
     ///
     /// Embeddings and the head stay as they are; in 16 bits (--precision) they are stored in 16 bits.
-    #[arg(long, value_name = "BITS", value_parser = base_bits, requires = "low_rank", help_heading = "Adapters")]
+    #[arg(long, value_name = "BITS", value_parser = base_bits, requires = "LowRank", help_heading = "Adapters")]
     pub(crate) base_bits: Option<u8>,
 }

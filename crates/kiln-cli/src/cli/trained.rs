@@ -89,7 +89,7 @@ pub struct Sample {
     pub(crate) adapters: Option<PathBuf>,
     /// Complete each record of this .jsonl, on stdout with a field `generated` [default: none]
     ///
-    /// Records have `prompt`, `text`, or `messages`, of which the last one of the user is answered.
+    /// Records have `prompt`, `text`, or `messages`, of which the last one of the user is answered. A field `generated` that is there is replaced.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["chat", "prompt", "prompt_file", "samples"])]
     pub(crate) records: Option<PathBuf>,
     /// The text to go on from; - reads it from stdin [default: a line break]

@@ -1,6 +1,6 @@
 //! Settings that make a run's model smaller, and the attachments that follow from them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use burn::optim::ModuleOptimizer;
 use burn::store::bridge;
 use burn::store::burn_pack::Tensor as Filed;
 use kiln_compression::{
-    AdapterKind, Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization,
+    Adapters, Error, FakeQuantizer, FourBitWeights, FourBits, Gradual, LowRank, Masks, Nest, Pruning, Quantization,
     Scope, Shapes, mask_moments, prune,
 };
 use kiln_precision::Policy;
@@ -120,7 +120,11 @@ pub(crate) enum BaseValues {
     Checkpoint,
     /// For weights that are codes, tensors of a file by path, once they are found, and for others the model. For adapters, the folder that the
     /// settings name.
-    Tensors(Rc<RefCell<BTreeMap<String, Filed>>>),
+    Tensors {
+        tensors: Rc<RefCell<BTreeMap<String, Filed>>>,
+        /// The adapters of the folder, once they are read.
+        adapters: Rc<Cell<Option<Adapters>>>,
+    },
 }
 
 impl CompressionSettings {
@@ -185,7 +189,7 @@ impl CompressionSettings {
         let codes = four_bits();
         let codes = match values {
             BaseValues::Checkpoint => codes.shapes_of(model)?,
-            BaseValues::Tensors(tensors) => codes.of(model, |path| match tensors.borrow().get(path) {
+            BaseValues::Tensors { tensors, .. } => codes.of(model, |path| match tensors.borrow().get(path) {
                 Some(tensor) => {
                     let unread = |reason: String| Error::Read { path: path.to_owned(), reason };
                     bridge::to_data(tensor).map(Some).map_err(|reason| unread(reason.to_string()))
@@ -251,18 +255,21 @@ impl LoraSettings {
         let adapters = LowRank::new(self.rank, self.alpha, self.targets.iter().map(String::as_str))?;
         let adapters = adapters.with_dora(self.dora);
         let adapters = match (&self.from, values) {
-            (Some(folder), BaseValues::Tensors(_)) => {
-                let given = super::peft::adapters(folder)?;
-                let own = AdapterKind { rank: self.rank, alpha: self.alpha, dora: self.dora };
+            (Some(folder), BaseValues::Tensors { adapters: read, .. }) => {
+                let given = match read.take() {
+                    Some(given) => given,
+                    None => super::peft::adapters(folder)?,
+                };
+                read.set(Some(given.clone()));
+                let Self { rank, alpha, dora, .. } = *self;
+                let scale = |alpha: f64, rank: usize| (alpha / rank as f64) as f32;
                 let kind = given.kind()?;
-                if kind != own {
-                    let path = folder.display().to_string();
-                    return Err(Error::Adapter {
-                        path,
-                        reason: format!("they are {kind:?}, expected {own:?} as in the settings"),
-                    });
+                if (kind.rank, scale(kind.alpha, kind.rank), kind.dora) != (rank, scale(alpha, rank), dora) {
+                    let value = format!("rank {rank}, alpha {alpha}, dora {dora}");
+                    let expected = "those of the folder's adapter_config.json";
+                    return Err(Error::InvalidSetting { name: "compression.lora", value, expected });
                 }
-                adapters.starting_with(given)
+                given.begun(adapters)
             }
             _ => adapters,
         };

@@ -54,7 +54,7 @@ impl InitialModel {
             taken: Taken::default(),
             base: match run.weights_in_checkpoint {
                 true => BaseValues::Checkpoint,
-                false => BaseValues::Tensors(Rc::default()),
+                false => BaseValues::Tensors { tensors: Rc::default(), adapters: Rc::default() },
             },
         }
     }
@@ -98,7 +98,7 @@ impl InitialModel {
         let (tensors, matched) = model.matching(weights_file(path)?).map_err(advised)?;
         *self.taken.borrow_mut() = Some(matched);
         let has_codes = self.compression.as_ref().is_some_and(CompressionSettings::has_codes);
-        let BaseValues::Tensors(base) = &self.base else { return Ok(values) };
+        let BaseValues::Tensors { tensors: base, .. } = &self.base else { return Ok(values) };
         if !has_codes {
             return Ok(values.with_tensors(tensors));
         }

@@ -7,7 +7,6 @@ use kiln_compression::{AdapterKind, Adapters, Error};
 use kiln_data::printable;
 use kiln_models::DecoderConfig;
 
-use super::compression::LoraSettings;
 use crate::usage::Usage;
 
 /// The file that makes a folder one of peft.
@@ -39,11 +38,11 @@ pub(crate) fn adapters(folder: &Path) -> Result<Adapters, Error> {
     Adapters::load(folder, parameter)
 }
 
-/// The settings of a run that begins with the adapters of a folder.
+/// Rank, alpha and kind of the adapters in a folder, and the paths of the parameters that have one.
 ///
 /// # Errors
 /// [`Usage`] for a folder that peft did not write, and those of the files.
-pub(crate) fn settings(folder: &Path, base_bits: Option<u8>) -> Result<LoraSettings> {
+pub(crate) fn described(folder: &Path) -> Result<(AdapterKind, Vec<String>)> {
     if !folder.join(CONFIG).is_file() {
         bail!(Usage(format!(
             "--adapters is '{}', which has no {CONFIG}, expected a folder of peft; --from takes the adapters of a run",
@@ -51,7 +50,5 @@ pub(crate) fn settings(folder: &Path, base_bits: Option<u8>) -> Result<LoraSetti
         )));
     }
     let adapters = adapters(folder)?;
-    let AdapterKind { rank, alpha, dora } = adapters.kind()?;
-    let targets = adapters.iter().map(|(path, _)| path.to_owned()).collect();
-    Ok(LoraSettings { rank, alpha, targets, dora, base_bits, from: Some(folder.to_owned()) })
+    Ok((adapters.kind()?, adapters.iter().map(|(path, _)| path.to_owned()).collect()))
 }

@@ -65,7 +65,8 @@ impl Chat<'_> {
         Ok(End::Done)
     }
 
-    /// The tokens of the conversation. The oldest messages and answers are left out where the model could not read all of it.
+    /// The tokens of the conversation. The oldest messages and answers are left out where the model could not read all of it, but not what comes before
+    /// the user's first message.
     pub(super) fn read(&self, messages: &mut Vec<Message>) -> Result<Vec<u32>> {
         let all = messages.len();
         loop {
@@ -79,13 +80,14 @@ impl Chat<'_> {
                 }
                 return Ok(ids);
             }
-            if messages.len() < 3 {
+            let first = messages.iter().take_while(|message| message.role != USER).count();
+            if messages.len() < first + 3 {
                 let (tokens, room) = (ids.len(), self.room - 1);
                 bail!(Usage(format!(
                     "the message has {tokens} tokens as the template writes it, expected at most {room}"
                 )));
             }
-            messages.drain(..2); // a message and its answer
+            messages.drain(first..first + 2); // a message and its answer
         }
     }
 }

@@ -32,7 +32,7 @@ use chat::Chat;
 use folder::untrained;
 use generate::{End, Writer};
 use output::Output;
-use records::Records;
+use records::{Asked, Records};
 use stored::stored;
 
 pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
@@ -61,6 +61,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let template = arguments.chat.then(|| chat::template(kind, "--chat")).transpose()?;
     let stops = stops(kind, &tokenizer)?;
     let prompt = text::prompt(arguments)?;
+    let asked = arguments.records.as_deref().map(Asked::open).transpose()?;
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
     let (streamed, model) = match (is_trained, stored(&settings, &arguments.trained, &device)?) {
@@ -82,10 +83,10 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
         interrupted: Box::new(|| interrupt.requested()),
         total: Cell::default(),
     };
-    let end = match (&template, &arguments.records) {
-        (_, Some(file)) => {
+    let end = match (&template, asked) {
+        (_, Some(asked)) => {
             let (room, kind) = (settings.model.context(), kind);
-            Records { writer: &writer, tokenizer: &tokenizer, kind, room, interrupt: &interrupt }.complete(file)?
+            Records { writer: &writer, tokenizer: &tokenizer, kind, room, interrupt: &interrupt }.complete(asked)?
         }
         (Some(template), None) => {
             let room = settings.model.context();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use kiln_compression::AdapterKind;
 use kiln_data::printable;
 use kiln_models::DecoderConfig;
 use kiln_training::{BatchRule, BatchScaling, Checkpoints, OptimizerConfig};
@@ -83,6 +84,9 @@ pub(super) fn settings_file<P: Pipeline>(
     let [init, from] = ["init", "from"].map(|option| call.given.any(&[option]));
     if init || from {
         file.remove("compression", &["weights"]);
+    }
+    if from {
+        file.remove_adapters();
     }
     if init {
         file.remove("run", &["from"]);
@@ -193,7 +197,11 @@ impl LoraArgs {
             compression.get_or_insert_default().weights = Some(weights);
         }
         let lora = match &self.given {
-            Some(folder) => Some(peft::settings(folder, self.adapters.base_bits)?),
+            Some(folder) => {
+                let (AdapterKind { rank, alpha, dora }, targets) = peft::described(folder)?;
+                let (base_bits, from) = (self.adapters.base_bits, Some(folder.clone()));
+                Some(LoraSettings { rank, alpha, targets, dora, base_bits, from })
+            }
             None => self.adapters.settings(model),
         };
         if let Some(lora) = lora {

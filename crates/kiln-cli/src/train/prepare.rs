@@ -133,6 +133,12 @@ impl RunCommand for TrainGpt {
                     .into()
             ));
         }
+        if self.lora.given.is_some() && given.any(&["from"]) {
+            bail!(Usage(
+                "--adapters begins with the adapters of a folder, --from with those of a run: expected one of the two"
+                    .into()
+            ));
+        }
         let mut file = settings_file::<NextToken>(&self.run, &self.call)?;
         let folder = self.gpt.model.as_deref().and_then(next_token::folder);
         if let (true, Some(file)) = (self.lora.weights.is_some() || folder.is_some(), &mut file) {

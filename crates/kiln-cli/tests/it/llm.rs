@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use super::support::{config, done, fixture, json_lines, kiln, lines, refused, results, stderr, text, weights};
 
-fn small() -> String {
+pub(crate) fn small() -> String {
     fixture("decoders/smollm").to_str().unwrap().to_owned()
 }
 
 /// A small run of the fixture's model in `folder`/`name` on some of the book.
-fn trained(folder: &Path, name: &str, options: &[&str]) -> String {
+pub(crate) fn trained(folder: &Path, name: &str, options: &[&str]) -> String {
     let (model, data) = (small(), text(folder, 40_000));
     let run = ["train", "llm", "--model", &model, "--data", data.to_str().unwrap(), "--out", name, "--context", "32"];
     stderr(&done(folder, &[&run[..], options].concat()))
@@ -120,57 +120,6 @@ fn adapters_beside_weights_of_four_bits_are_trained_resumed_sampled_and_exported
     let run = ["train", "llm", "--model", &model, "--data", data.to_str().unwrap(), "--out", "run"];
     refused(at, &[&run[..], &["--lora", "2", "--base-bits", "8"]].concat(), 2, &["expected 4"]);
     refused(at, &[&run[..], &["--base-bits", "4"]].concat(), 2, &["required arguments were not provided"]);
-    assert!(!at.join("run").exists());
-}
-
-#[test]
-fn adapters_of_peft_are_trained_further_and_sampled() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let (model, data) = (small(), text(at, 40_000));
-    for (number, options) in [&["--lora", "2"][..], &["--lora", "3", "--dora", "--lora-alpha", "5"]].iter().enumerate()
-    {
-        let name = |name: &str| format!("{name}-{number}");
-        let [first, merged, given] = ["first", "merged", "given"].map(name);
-        trained(at, &first, &[options, &["--max-steps", "2"][..]].concat());
-        done(at, &["export", &first, "--out", &merged]);
-        let adapters_of = |run: &str, folder: &str| {
-            done(at, &["export", run, "--format", "peft", "--out", folder]);
-            Adapters::load(at.join(folder), str::to_owned).unwrap()
-        };
-        let expected = adapters_of(&first, &given);
-        let sample = |options: &[&str]| {
-            let greedy = ["--prompt", "Call me", "--tokens", "8", "--temperature", "0"];
-            json_lines(at, &[&["sample"], options, &greedy[..]].concat())[0]["text"].clone()
-        };
-        assert_eq!(sample(&[&model, "--adapters", &given]), sample(&[&merged]));
-        for (kind, base) in [("plain", &[][..]), ("coded", &["--base-bits", "4"])] {
-            let [run, out] = [format!("{kind}-{number}"), format!("{kind}-{number} adapters")];
-            let still = ["--adapters", &given, "--learning-rate", "1e-30", "--max-steps", "2"];
-            trained(at, &run, &[&still[..], base].concat());
-            let found = adapters_of(&run, &out);
-            assert!(found == expected, "{run} begins with other adapters");
-        }
-        // A run that goes on has its adapters in its checkpoint.
-        trained(at, &name("parts"), &["--adapters", &given, "--max-steps", "1"]);
-        trained(at, &name("whole"), &["--adapters", &given, "--max-steps", "2"]);
-        fs::remove_dir_all(at.join(&given)).unwrap();
-        let parts = name("parts");
-        done(at, &["train", "llm", "--resume", &parts, "--max-steps", "2"]);
-        let [parts, whole] = ["parts", "whole"].map(|run| adapters_of(&name(run), &name(&format!("{run} adapters"))));
-        assert!(parts == whole && parts != expected, "a run that was resumed has other adapters");
-    }
-
-    // Of a layer that the model does not have.
-    let other = Adapters::load(fixture("decoders/llama-lora"), str::to_owned).unwrap();
-    other.save(at.join("other"), |path| path.replace("layers.1", "layers.7")).unwrap();
-    let (other, data) = ("other", data.to_str().unwrap());
-    let run = ["train", "llm", "--model", &model, "--data", data, "--out", "run", "--adapters"];
-    refused(at, &[&run[..], &[&model]].concat(), 2, &["adapter_config.json", "expected a folder of peft"]);
-    refused(at, &[&run[..], &[other]].concat(), 2, &["layers.7"]);
-    refused(at, &[&run[..], &[other, "--lora", "2"]].concat(), 2, &["cannot be used with"]);
-    refused(at, &["sample", "plain-0", "--adapters", other], 2, &["is a run"]);
-    refused(at, &["sample", &model, "--adapters", other], 1, &["layers.7"]);
     assert!(!at.join("run").exists());
 }
 

@@ -20,6 +20,7 @@ mod mpi;
 #[cfg(unix)]
 mod names;
 mod parallel;
+mod peft;
 mod plan;
 mod predict;
 #[cfg(target_os = "linux")]

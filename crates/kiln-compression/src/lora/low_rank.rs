@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
-use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::module::{Module, Param, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
-use kiln_operations::LOW_RANK;
 
-use super::Adapters;
+use super::adapter::{Adapter, Factors, check_bases, mismatch, norms};
 use crate::Error;
 use crate::parameters::{Item, Site, dense, sites, walk};
 
@@ -58,7 +58,7 @@ struct Initial {
     /// Norms that are not those of the stored weights.
     magnitudes: BTreeMap<String, Vec<f32>>,
     /// All values.
-    adapters: Adapters,
+    factors: Arc<BTreeMap<String, Factors>>,
 }
 
 impl fmt::Debug for Initial {
@@ -132,9 +132,10 @@ impl LowRank {
         Self { initial: Initial { magnitudes, ..self.initial }, dora: true, ..self }
     }
 
-    /// Adapters that start with the values of these, where these have one for a target. Rank, scale and magnitude are then theirs.
-    pub fn starting_with(self, adapters: Adapters) -> Self {
-        Self { initial: Initial { adapters, ..self.initial }, ..self }
+    /// Adapters that start with these values, by the path of the parameter, for each of which there is a target. Rank, scale and magnitude
+    /// are then theirs.
+    pub(super) fn with_factors(self, factors: Arc<BTreeMap<String, Factors>>) -> Self {
+        Self { initial: Initial { factors, ..self.initial }, ..self }
     }
 
     /// `plain` with adapters.
@@ -154,8 +155,13 @@ impl LowRank {
     /// # Errors
     /// Those of [`attach`](Self::attach).
     pub fn check<M: Module>(&self, model: &M) -> Result<(), Error> {
-        if !self.initial.adapters.by_path.is_empty() {
-            self.initial.adapters.check_bases(model)?;
+        let factors = &self.initial.factors;
+        if !factors.is_empty() {
+            check_bases(factors, model)?;
+        }
+        if let Some(path) = factors.keys().find(|path| !self.is_target(path)) {
+            let targets = self.targets.join(", ");
+            return Err(mismatch(path, format!("there are values for it, and no target names it: {targets}")));
         }
         self.chosen(model)?.iter().try_for_each(Site::expect_plain)
     }
@@ -190,7 +196,7 @@ impl Reparameterizer for LowRank {
         }
         let [inputs, outputs] = [shape[0], shape[1]];
         let device = param.lazy_device();
-        if let Some(factors) = self.initial.adapters.by_path.get(path) {
+        if let Some(factors) = self.initial.factors.get(path) {
             let adapter = device.memory_persistent_allocations((), |()| factors.adapter(&device));
             return (param, Some(adapter));
         }
@@ -217,55 +223,6 @@ impl Reparameterizer for LowRank {
         };
         (param, Some(adapter))
     }
-}
-
-/// A low-rank change of a frozen weight: `V + s A B` (LoRA, Hu et al. 2022, arXiv 2106.09685), and with a magnitude
-/// `m (V + s A B) / ||V + s A B||` for each output (DoRA, Liu et al. 2024, arXiv 2402.09353). [`LowRank`] attaches it.
-///
-/// burn ships LoRA as `Lora`. This crate has its own because burn's has another initialisation of A than peft, no DoRA, and a scale that
-/// visitors do not see, so that adapters could not be taken out of a model.
-///
-/// A base that is quantised is dequantised. The sum is computed in the dtype of the factors and returned in the dtype of the base, if
-/// that is one of floating point.
-#[derive(Module, Debug)]
-pub struct Adapter {
-    /// A, `[I, R]`.
-    pub a: Param<Tensor<2>>,
-    /// B, `[R, O]`.
-    pub b: Param<Tensor<2>>,
-    /// The norm of each output's weights, `[O]`; without it the adapter is a LoRA.
-    pub magnitude: Option<Param<Tensor<1>>>,
-    /// The factor s of the product, `[1]`. It is not trained. It is a parameter so that a record of the model contains it.
-    pub scale: Param<Tensor<1>>,
-}
-
-impl Reparameterization for Adapter {
-    const NAME: &'static str = LOW_RANK;
-
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let (shape, dtype) = (base.shape(), base.dtype());
-        let a_ir = self.a.val();
-        let [inputs, outputs] = [a_ir.dims()[0], self.b.dims()[1]];
-        let base_io = dense(base).cast(a_ir.dtype()).reshape([inputs, outputs]);
-        let changed = base_io + a_ir.matmul(self.b.val()) * self.scale.val().unsqueeze();
-        let changed = match &self.magnitude {
-            // The norm is a constant of the backward pass: section 4.3 of the paper.
-            Some(magnitude) => {
-                let norm = norms(changed.clone().detach());
-                changed * (magnitude.val() / norm).unsqueeze()
-            }
-            None => changed,
-        };
-        let changed = changed.reshape(shape);
-        if dtype.is_float() { changed.cast(dtype) } else { changed }
-    }
-}
-
-/// The norm of each output's weights: `[I, O]` to `[O]`. An output whose weights are all 0 has the least positive norm, so that a
-/// division by it gives 0.
-fn norms(weight_io: Tensor<2>) -> Tensor<1> {
-    let outputs = weight_io.dims()[1];
-    weight_io.square().sum_dim(0).sqrt().reshape([outputs]).clamp_min(f32::MIN_POSITIVE)
 }
 
 /// Whether `target` names the parameter at `path`.

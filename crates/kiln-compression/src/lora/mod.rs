@@ -1,55 +1,27 @@
 //! Low-rank adapters: LoRA (Hu et al. 2022) and DoRA (Liu et al. 2024), in peft's form and files.
 
+mod adapter;
 mod low_rank;
 mod peft;
 mod peft_config;
 
+pub use adapter::{Adapter, Factors};
+pub use low_rank::LowRank;
 pub(crate) use low_rank::names;
-pub use low_rank::{Adapter, LowRank};
 
 // I inputs, O outputs, R rank
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use burn::module::{Module, Param, Reparameterization};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use crate::Error;
-use crate::parameters::{Edit, Item, Place, dense, edited, sites_by_path, walk};
+use crate::parameters::{Edit, Item, Place, dense, edited, walk};
+use adapter::{check_bases, mismatch};
 
-/// The values of one [`Adapter`], in f32 on the host.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Factors {
-    /// A, `[I, R]`.
-    pub a: TensorData,
-    /// B, `[R, O]`.
-    pub b: TensorData,
-    /// The magnitudes `[O]` of a DoRA.
-    pub magnitude: Option<TensorData>,
-    /// The factor of the product A B.
-    pub scale: f32,
-}
-
-impl Factors {
-    /// I, R and O.
-    fn sizes(&self) -> [usize; 3] {
-        [self.a.shape()[0], self.a.shape()[1], self.b.shape()[1]]
-    }
-
-    fn adapter(&self, device: &Device) -> Adapter {
-        fn param<const D: usize>(data: TensorData, device: &Device) -> Param<Tensor<D>> {
-            Param::from_tensor(Tensor::from_data(data, (device, DType::F32)))
-        }
-        Adapter {
-            a: param(self.a.clone(), device),
-            b: param(self.b.clone(), device),
-            magnitude: self.magnitude.clone().map(|data| param(data, device)),
-            scale: param(TensorData::from([self.scale]), device).set_require_grad(false),
-        }
-    }
-}
-
-/// What adapters of one rank are.
+/// Rank, alpha and kind (LoRA or DoRA) that all adapters of a model share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterKind {
     /// The rank.
@@ -87,7 +59,7 @@ pub struct AdapterKind {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapters {
-    by_path: BTreeMap<String, Factors>,
+    by_path: Arc<BTreeMap<String, Factors>>,
 }
 
 impl Adapters {
@@ -120,7 +92,7 @@ impl Adapters {
         }
         match by_path.is_empty() {
             true => Err(mismatch("", "the model has no adapters")),
-            false => Ok(Self { by_path }),
+            false => Ok(Self { by_path: Arc::new(by_path) }),
         }
     }
 
@@ -140,8 +112,13 @@ impl Adapters {
             return Ok(plain);
         }
         // Ranks and scales are those of the adapters that are loaded.
-        let low_rank = LowRank::new(1, 1.0, self.by_path.keys())?.starting_with(self.clone());
+        let low_rank = self.begun(LowRank::new(1, 1.0, self.by_path.keys())?);
         Ok(plain.apply_reparameterization(low_rank))
+    }
+
+    /// `adapters` that start with these values. Each of these has a target there; rank, scale and magnitude are theirs.
+    pub fn begun(&self, adapters: LowRank) -> LowRank {
+        adapters.with_factors(self.by_path.clone())
     }
 
     /// What all of the adapters are.
@@ -149,13 +126,15 @@ impl Adapters {
     /// # Errors
     /// [`Error::Adapter`] unless they have one rank, one scale and one kind, and where there are none.
     pub fn kind(&self) -> Result<AdapterKind, Error> {
-        let Some((first_path, first)) = self.iter().next() else { return Err(mismatch("", "there are none")) };
+        let Some((first_path, first)) = self.iter().next() else {
+            return Err(mismatch("", "there are none, expected at least one"));
+        };
         let of = |factors: &Factors| (factors.sizes()[1], factors.scale, factors.magnitude.is_some());
         if let Some((path, _)) = self.iter().find(|(_, factors)| of(factors) != of(first)) {
             return Err(mismatch(path, format!("it has another rank, scale or kind than '{first_path}'")));
         }
         let (rank, scale, dora) = of(first);
-        Ok(AdapterKind { rank, alpha: f64::from(scale) * rank as f64, dora })
+        Ok(AdapterKind { rank, alpha: f64::from(scale * rank as f32), dora })
     }
 
     /// `model`, to which adapters are attached, with these values in their place. The identifiers of the parameters stay, and with them the
@@ -209,20 +188,7 @@ impl Adapters {
     }
 
     fn check_bases<M: Module>(&self, model: &M) -> Result<(), Error> {
-        let sites = sites_by_path(model);
-        if let Some(site) = sites.values().find(|site| site.parts.iter().any(|part| part == Adapter::NAME)) {
-            return Err(mismatch(&site.path, "the model has adapters attached, expected a plain model"));
-        }
-        for (path, factors) in self.iter() {
-            let [inputs, _, outputs] = factors.sizes();
-            let site = sites.get(path).ok_or_else(|| Error::unknown(path, sites.keys()))?;
-            if site.shape != [inputs, outputs] {
-                let reason = format!("made for [{inputs}, {outputs}], the weight is {:?}", site.shape);
-                return Err(mismatch(path, reason));
-            }
-            site.expect_plain()?;
-        }
-        Ok(())
+        check_bases(&self.by_path, model)
     }
 
     /// The values in place of those of the adapters that `model` has.
@@ -240,10 +206,6 @@ impl Adapters {
             None => Ok(model),
         }
     }
-}
-
-fn mismatch(path: &str, reason: impl Into<String>) -> Error {
-    Error::Adapter { path: path.to_owned(), reason: reason.into() }
 }
 
 /// Which part of an adapter a visitor is at.

@@ -200,7 +200,7 @@ fn factors(
     }
     match by_path.is_empty() {
         true => Err("it has no adapters".into()),
-        false => Ok(Adapters { by_path }),
+        false => Ok(Adapters { by_path: by_path.into() }),
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
         let matrix = |shape: [usize; 2]| TensorData::new(vec![scale; shape[0] * shape[1]], shape);
         let magnitude = (rank == 2).then(|| TensorData::new(vec![scale; 5], [5]));
         let factors = Factors { a: matrix([3, rank]), b: matrix([rank, 5]), magnitude, scale };
-        Adapters { by_path: BTreeMap::from([("up.weight".to_owned(), factors)]) }
+        Adapters { by_path: BTreeMap::from([("up.weight".to_owned(), factors)]).into() }
     }
 
     fn load(directory: &Path) -> Result<Adapters, Error> {

@@ -32,7 +32,7 @@ fn twenty_steps_have_the_losses_and_the_adapters_of_peft() {
                 "llama-qlora" => {
                     let codes = FourBits::default().skip(["lm_head"]).of(&plain, |_| Ok(None)).unwrap();
                     let targets = adapters.iter().map(|(path, _)| path);
-                    let low_rank = LowRank::new(4, 8.0, targets).unwrap().starting_with(adapters.clone());
+                    let low_rank = adapters.begun(LowRank::new(4, 8.0, targets).unwrap());
                     plain.apply_reparameterization(Nest::new(codes, low_rank))
                 }
                 _ => adapters.attach_to(plain).unwrap(),

@@ -10,4 +10,4 @@ mod record_files;
 pub use encoder::{EncodedRecord, RecordEncoder};
 pub use open::Records;
 pub use record::Record;
-pub use record_files::has_records;
+pub use record_files::{each_line, has_records};

@@ -7,9 +7,6 @@ use crate::chat::Message;
 /// What is expected of a line of JSON.
 const KINDS: &str = "`text`, `prompt` and `completion`, or `messages`";
 
-/// Fields of messages whose content a chat template would write, and which are not read.
-const UNREAD: [&str; 4] = ["tool_calls", "function_call", "reasoning_content", "thinking"];
-
 /// A record of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -37,7 +34,7 @@ impl Record {
         // A table of rows of several kinds has null where a row has no such field.
         let field = |name: &str| fields.get(name).filter(|value| !value.is_null());
         if let Some(messages) = field("messages") {
-            return conversation(messages).map(Self::Conversation);
+            return Message::list_of(messages).map(Self::Conversation);
         }
         let text = |name: &str| match field(name) {
             Some(Value::String(text)) => Ok(text.clone()),
@@ -53,26 +50,6 @@ impl Record {
             [false, false, false] => Err(format!("it has none of the fields {KINDS}")),
         }
     }
-}
-
-fn conversation(messages: &Value) -> Result<Vec<Message>, String> {
-    let expected = "expected a list of {\"role\": .., \"content\": ..}";
-    let Value::Array(messages) = messages else { return Err(format!("`messages` is no list, {expected}")) };
-    let message = |(index, message): (usize, &Value)| {
-        let number = index + 1;
-        // What they say would be missing in the text that is learned.
-        if let Some(unread) = UNREAD.iter().find(|name| !message[**name].is_null()) {
-            return Err(format!(
-                "message {number} has `{unread}`, which is not read, expected `role` and `content` alone"
-            ));
-        }
-        let text = |name: &str| match &message[name] {
-            Value::String(text) => Ok(text.clone()),
-            _ => Err(format!("message {number} has no `{name}` that is a text, {expected}")),
-        };
-        Ok(Message { role: text("role")?, content: text("content")? })
-    };
-    messages.iter().enumerate().map(message).collect()
 }
 
 /// The columns of records in a table.

@@ -113,8 +113,21 @@ fn refused(path: &Path, line: u64, reason: &str) -> Error {
 /// Takes the record that begins in a line, or the reason why it is none.
 type UseRecord<'a> = dyn FnMut(u64, Result<Record, String>) -> Result<(), Error> + 'a;
 
-/// The records of a file with one on each line. Lines of white space are left out.
+/// The records of a file with one on each line.
 fn lines(path: &Path, file: File, use_record: &mut UseRecord<'_>) -> Result<(), Error> {
+    each_line(path, file, |number, line| use_record(number, Record::of_json(line)).map(|()| true))
+}
+
+/// Passes the lines of a file and their numbers to `sink` until it returns false. Lines of white space, a byte order mark and what stands around a
+/// line are left out.
+///
+/// # Errors
+/// [`Error::Read`]; [`Error::Record`] for a line that is no UTF-8 or takes more than 64 MiB; the error of `sink`.
+pub fn each_line<E: From<Error>>(
+    path: &Path,
+    file: File,
+    mut sink: impl FnMut(u64, &str) -> Result<bool, E>,
+) -> Result<(), E> {
     let (mut reader, mut bytes, mut number) = (BufReader::with_capacity(1 << 18, file), vec![], 0);
     loop {
         bytes.clear();
@@ -124,14 +137,14 @@ fn lines(path: &Path, file: File, use_record: &mut UseRecord<'_>) -> Result<(), 
             return Ok(());
         }
         if bytes.len() > LONGEST {
-            return Err(refused(path, number, TOO_LONG));
+            return Err(refused(path, number, TOO_LONG).into());
         }
         let line = match std::str::from_utf8(&bytes) {
             Ok(line) => line.trim_start_matches('\u{feff}').trim(),
-            Err(error) => return Err(refused(path, number, &format!("not UTF-8: {error}"))),
+            Err(error) => return Err(refused(path, number, &format!("not UTF-8: {error}")).into()),
         };
-        if !line.is_empty() {
-            use_record(number, Record::of_json(line))?;
+        if !line.is_empty() && !sink(number, line)? {
+            return Ok(());
         }
     }
 }

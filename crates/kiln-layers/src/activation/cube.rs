@@ -18,7 +18,7 @@ fn normal_cdf<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
 
 /// 1 / (1 + exp(-x)).
 #[cube]
-fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+pub(crate) fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let one = Vector::<f32, N>::new(1.0f32);
     one / (one + (-x).exp())
 }

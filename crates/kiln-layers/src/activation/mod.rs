@@ -15,6 +15,8 @@ use crate::check::main_input;
 use crate::error::Error;
 use graph::{OfInput, Relu};
 
+#[cfg(feature = "cube")]
+pub(crate) use cube::sigmoid;
 pub(crate) use graph::{activated, activation_gradient};
 pub use settings::Activation;
 

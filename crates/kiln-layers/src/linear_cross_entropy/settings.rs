@@ -153,17 +153,23 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// One block without padding for few classes, otherwise some blocks of whole tiles of a product: four, or another number by which no class is
-    /// filled up.
+    /// One block without padding for few classes, otherwise some blocks of whole tiles of a product: four, or three, five or seven if no class is
+    /// filled up so.
     pub(super) fn of(classes: usize) -> Self {
         const FEW: usize = 4096;
-        const COUNTS: [usize; 6] = [4, 3, 5, 6, 7, 8];
+        const COUNTS: [usize; 4] = [4, 3, 5, 7];
         const TILE: usize = 128;
         if classes < FEW {
             return Self { count: 1, length: classes };
         }
         let count = COUNTS.into_iter().find(|count| classes.is_multiple_of(count * TILE)).unwrap_or(COUNTS[0]);
         Self { count, length: classes.div_ceil(count).next_multiple_of(TILE) }
+    }
+
+    /// Whether the blocks of a weight `[width, classes]` are views of it: no class is filled up, and on all devices the part of a tensor that a
+    /// product writes for a block can begin where it does.
+    pub(super) fn are_views(self, width: usize, classes: usize) -> bool {
+        self.classes() == classes && (self.count == 1 || width.is_multiple_of(64))
     }
 
     /// All classes, with those that fill the last block.
@@ -252,9 +258,12 @@ fn gpu_scratch(call: &Call<'_>) -> u64 {
     let of_gradient = if is_new { dtype.size() as u64 } else { 0 };
     let blocks = Blocks::of(classes as usize);
     let (all, parts) = (blocks.classes() as u64, if blocks.count > 1 { blocks.count as u64 } else { 0 });
-    let copied = if all > classes || dtype == DType::F16 { kept_dtype(dtype).size() as u64 * all } else { 0 };
+    let is_copied = !blocks.are_views(width as usize, classes as usize) || dtype == DType::F16;
+    let copied = if is_copied { kept_dtype(dtype).size() as u64 * all } else { 0 };
     let of_weight = if learned { 4 * (all * u64::from(chunk < rows) + all - classes) } else { 0 };
-    chunk * ((4 + of_gradient) * all + (16 + 4 * parts) * width) + width * (copied + of_weight)
+    // At the end the sum of blocks is turned into the layout of the weight.
+    let turned = if learned && blocks.count > 1 { 4 * all * width } else { 0 };
+    turned.max(chunk * ((4 + of_gradient) * all + (16 + 4 * parts) * width) + width * (copied + of_weight))
 }
 
 #[cfg(test)]

@@ -8,15 +8,10 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use kiln_operations::cube::{flat, over};
 
+use crate::activation::sigmoid;
+
 /// Values that a unit (a thread) takes.
 const VECTOR: usize = 4;
-
-/// 1 / (1 + exp(-x)).
-#[cube]
-fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    let one = Vector::<f32, N>::new(1.0f32);
-    one / (one + (-x).exp())
-}
 
 #[cube(launch, address_type = "dynamic")]
 fn product<X: Float, N: Size>(

@@ -6,7 +6,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::swiglu::CHUNK;
+use super::settings::CHUNK;
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::math::sigmoid;
 use kiln_operations::cpu::stored::{Stored, owned, tensor};

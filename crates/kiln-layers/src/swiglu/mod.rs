@@ -5,6 +5,7 @@ mod composed;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+mod settings;
 
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
@@ -14,10 +15,11 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 #[cfg(feature = "cube")]
 use kiln_operations::CubeKernel;
-use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Operation, all, run};
+use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all, run};
 
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
+use settings::{BACKWARD, FORWARD};
 
 /// SwiGLU: silu(gate) * up, the product in a gated feed-forward layer (Shazeer 2020). Keeps both inputs.
 ///
@@ -120,20 +122,6 @@ impl Operation for Swiglu {
         saved.push(gradient);
         B::run(&Self::Backward, saved).into_iter().map(Some).collect()
     }
-}
-
-/// Values of a task.
-const CHUNK: usize = 8 * 1024;
-
-static FORWARD: Cost = Cost { cpu_scratch: scratch, by_sample: true, ..Cost::new("kiln::swiglu") };
-
-/// Inputs: gate, up, gradient.
-static BACKWARD: Cost =
-    Cost { in_place: &[(0, 0), (2, 1)], cpu_scratch: scratch, by_sample: true, ..Cost::new("kiln::swiglu_backward") };
-
-/// Three buffers for each thread. They are counted as two tasks long, which is an upper bound.
-fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    call.chunks(2 * CHUNK, 3, cpu)
 }
 
 #[cfg(test)]

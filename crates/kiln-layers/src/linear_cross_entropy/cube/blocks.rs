@@ -42,11 +42,11 @@ pub(super) fn is_by_class(weight: &CubeTensor) -> bool {
 }
 
 /// The weight `[width, classes]` in `dtype` as matrices `[blocks, length, width]`, which have all blocks in order: one matrix, or one for each block where
-/// products would copy a view of all. They are views if the classes are not padded and the dtype is the same.
+/// products would copy a view of all. They are views if the blocks [are](Blocks::are_views) and the dtype is the same.
 pub(super) fn of_classes(weight: CubeTensor, blocks: Blocks, dtype: DType) -> Vec<CubeTensor> {
     let [width, classes]: [usize; 2] = weight.meta.shape().dims();
     let strides = [weight.meta.strides()[1], weight.meta.strides()[0]];
-    if blocks.classes() == classes {
+    if blocks.are_views(width, classes) {
         let weight = cast(viewed(weight, [classes, width], strides), dtype);
         let [of_class, of_value] = [weight.meta.strides()[0], weight.meta.strides()[1]];
         if blocks.count == 1 || of_value == 1 {

@@ -2,8 +2,8 @@
 //! the logits, and one product each the gradients of hidden rows and weight, with sums in f32.
 //!
 //! Many classes are in [blocks](Blocks) of whole tiles of a product: the gradient of the hidden rows, a small matrix with a long sum, is a
-//! product for each block, so that it keeps all multiprocessors busy, and no product reads rows that are not aligned. Where the classes are
-//! whole tiles, the blocks are views of the weight.
+//! product for each block, so that it keeps all multiprocessors busy, and no product reads rows that are not aligned. Where
+//! no class is filled up, the blocks are views of the weight.
 //!
 //! Peak memory in addition to inputs and outputs: the logits of a [chunk](chunk_on_gpu) in f32, `chunk classes`, and in bf16 their gradient;
 //! of weights that are padded or f16 a copy, `width classes`, in bf16 or f32; with the weight's gradient and more than one chunk a product,
