@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::{Module, Param, Reparameterization};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use crate::Error;
 use crate::parameters::{Edit, Item, Place, dense, edited, walk};
