@@ -60,15 +60,15 @@ fn adapters_of_peft_are_trained_further_and_sampled() {
     let config = fs::read_to_string(at.join("plain-0/config.toml")).unwrap();
     let layer = "\"layers.0.mlp.down_proj.weight\",";
     assert!(config.contains(layer), "{config}");
-    for (change, part) in
-        [((layer, ""), "no target names it"), (("rank = 2", "rank = 3"), "compression.lora is rank 3")]
+    for (change, code, part) in
+        [((layer, ""), 1, "no target names it"), (("rank = 2", "rank = 3"), 2, "compression.lora is rank 3")]
     {
         fs::write(at.join("config.toml"), config.replace(change.0, change.1)).unwrap();
         fs::create_dir_all(at.join("given-0")).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
             fs::copy(at.join("plain-0 adapters").join(file), at.join("given-0").join(file)).unwrap();
         }
-        refused(at, &["train", "llm", "--config", "config.toml", "--out", "run"], 2, &[part]);
+        refused(at, &["train", "llm", "--config", "config.toml", "--out", "run"], code, &[part]);
     }
     refused(at, &["sample", &model, "--adapters", other], 1, &["layers.7"]);
     assert!(!at.join("run").exists());
