@@ -70,6 +70,6 @@ fn adapters_of_peft_are_trained_further_and_sampled() {
         }
         refused(at, &["train", "llm", "--config", "config.toml", "--out", "run"], code, &[part]);
     }
-    refused(at, &["sample", &model, "--adapters", other], 1, &["layers.7"]);
+    refused(at, &["sample", &model, "--adapters", other], 2, &["layers.7"]);
     assert!(!at.join("run").exists());
 }
