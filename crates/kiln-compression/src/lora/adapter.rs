@@ -43,7 +43,7 @@ impl Factors {
 }
 
 /// A low-rank change of a frozen weight: `V + s A B` (LoRA, Hu et al. 2022, arXiv 2106.09685), and with a magnitude
-/// `m (V + s A B) / ||V + s A B||` for each output (DoRA, Liu et al. 2024, arXiv 2402.09353). [`LowRank`] attaches it.
+/// `m (V + s A B) / ||V + s A B||` for each output (DoRA, Liu et al. 2024, arXiv 2402.09353). [`LowRank`](crate::LowRank) attaches it.
 ///
 /// burn ships LoRA as `Lora`. This crate has its own because burn's has another initialisation of A than peft, no DoRA, and a scale that
 /// visitors do not see, so that adapters could not be taken out of a model.
