@@ -43,7 +43,7 @@ use crate::parameters::{Item, Site, dense, sites, walk};
 /// let plain = model.materialize();
 /// # Ok::<(), kiln_compression::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct LowRank {
     rank: usize,
     scale: f64,
@@ -61,10 +61,14 @@ struct Initial {
     factors: Arc<BTreeMap<String, Factors>>,
 }
 
-impl fmt::Debug for Initial {
-    /// Nothing: a run's checkpoints know it by the debug text of its settings, and a run that goes on has the values from a checkpoint.
+impl fmt::Debug for LowRank {
+    /// Without initial values: a run's checkpoints know it by the debug text of its settings, and a run that goes on has the values from a
+    /// checkpoint.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("{}")
+        let Self { rank, scale, targets, dora, initial: _ } = self;
+        let mut text = f.debug_struct("LowRank");
+        text.field("rank", rank).field("scale", scale).field("targets", targets).field("dora", dora);
+        text.field("magnitudes", &format_args!("{{}}")).finish()
     }
 }
 
@@ -246,6 +250,12 @@ mod tests {
         assert!(!names("weight", "h.0.attn.c_attn.weight"));
         assert!(!names("0.attn.c_attn.weight", "h.0.attn.c_attn.weight"));
         assert!(!names("", "h.0.attn.c_attn.weight"));
+    }
+
+    #[test]
+    fn the_text_by_which_checkpoints_know_it_has_no_values() {
+        let text = format!("{:?}", LowRank::new(2, 4.0, ["up"]).unwrap());
+        assert_eq!(text, r#"LowRank { rank: 2, scale: 2.0, targets: ["up"], dora: false, magnitudes: {} }"#);
     }
 
     #[test]
