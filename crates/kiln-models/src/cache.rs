@@ -2,7 +2,7 @@
 // B batch, T new tokens, P tokens read before, S context, H heads of queries, G heads of keys, D width of a head
 
 use burn::tensor::activation::softmax;
-use burn::tensor::{Bool, DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 
 /// The keys and values of all blocks for the tokens that a [`Decoder`](crate::Decoder) has read with [`extend`](crate::Decoder::extend).
 ///
@@ -87,13 +87,8 @@ pub(crate) fn attend_to_past(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>,
         scores = scores.mask_fill(future.unsqueeze(), f32::NEG_INFINITY);
     }
     if let Some(window) = window.filter(|window| *window < all) {
-        let passed = out_of_window(shape, newest, window, &device);
+        let passed = Tensor::<2, Bool>::triu_mask(shape, newest + 1 - window as i64, &device);
         scores = scores.mask_fill(passed.unsqueeze(), f32::NEG_INFINITY);
     }
     softmax(scores, 3).cast(dtype).matmul(value)
-}
-
-/// Where a key is older than the `window` newest ones that a query sees, if the first query is at the position `first` of a key.
-pub(crate) fn out_of_window(shape: [usize; 2], first: i64, window: usize, device: &Device) -> Tensor<2, Bool> {
-    Tensor::<2, Bool>::triu_mask(shape, first + 1 - window as i64, device)
 }

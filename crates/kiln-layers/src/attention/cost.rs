@@ -22,7 +22,7 @@ pub(super) fn has_kernels(dtype: DType, depth: usize) -> bool {
         && (TILE..=128).contains(&depth)
 }
 
-/// Input: qkv. Scalars: heads, causal.
+/// Input: qkv. Scalars: heads, causal, keys that a query sees.
 pub(super) static PACKED: Cost = Cost {
     any_order: &[0],
     cpu_scratch: |call, cpu| forward(&Sizes::packed(call), call, cpu),
@@ -42,7 +42,7 @@ pub(super) static PACKED_BACKWARD: Cost = Cost {
     ..Cost::new("kiln::attention_backward")
 };
 
-/// Inputs: queries, keys, values. Scalars: heads, causal.
+/// Inputs: queries, keys, values. Scalars: heads, causal, keys that a query sees.
 pub(super) static GROUPED: Cost = Cost {
     any_order: &[0, 1, 2],
     cpu_scratch: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
@@ -75,6 +75,8 @@ struct Sizes {
     /// Values of a query in one head.
     depth: u64,
     causal: bool,
+    /// Keys that a query sees at most.
+    window: u64,
 }
 
 impl Sizes {
@@ -82,21 +84,23 @@ impl Sizes {
     fn packed(call: &Call<'_>) -> Self {
         let heads = call.scalar(0).max(1);
         let [samples, time, packed] = [0, 1, 2].map(|dim| call.dim(0, dim));
-        let causal = call.scalar(1) == 1;
-        Self { samples, heads, kv_heads: heads, time, keys: time, depth: packed / (3 * heads), causal }
+        let (causal, window) = (call.scalar(1) == 1, call.scalar(2));
+        Self { samples, heads, kv_heads: heads, time, keys: time, depth: packed / (3 * heads), causal, window }
     }
 
     /// The sizes for queries `[batch, heads, time, depth]`, keys and values `[batch, kv_heads, keys, depth]`.
     fn grouped(call: &Call<'_>) -> Self {
         let [samples, heads, time, depth] = [0, 1, 2, 3].map(|dim| call.dim(0, dim));
         let [kv_heads, keys] = [1, 2].map(|dim| call.dim(1, dim));
-        Self { samples, heads, kv_heads, time, keys, depth, causal: call.scalar(1) == 1 }
+        Self { samples, heads, kv_heads, time, keys, depth, causal: call.scalar(1) == 1, window: call.scalar(2) }
     }
 
-    /// Multiply-adds of one product over all pairs of a query and a key, or over the blocks that a causal mask leaves.
+    /// Multiply-adds of one product over all pairs of a query and a key, or over the blocks that a mask by position leaves.
     fn product(&self) -> f64 {
         let (time, keys) = (self.time as f64, self.keys as f64);
         let seen = if self.causal { (0.5 * (time + QUERIES as f64)).min(keys) } else { keys };
+        // The newest keys of a block of queries, and those of the blocks of keys that they are in.
+        let seen = seen.min(self.window as f64 + (QUERIES + KEYS) as f64);
         (self.samples * self.heads) as f64 * time * seen * self.depth as f64
     }
 

@@ -98,7 +98,8 @@ impl Kernel for Attend {
     }
 
     fn scalars(&self) -> Vec<i64> {
-        vec![self.settings.heads as i64, self.settings.causal.into()]
+        let window = self.settings.window.map_or(i64::MAX, |window| window as i64);
+        vec![self.settings.heads as i64, self.settings.causal.into(), window]
     }
 
     fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {

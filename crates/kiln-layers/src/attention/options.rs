@@ -20,6 +20,9 @@ pub enum Mask {
     /// if `j <= i + keys - time`, as in FlashAttention 2.1 and in torch's `causal_lower_right`. With as many keys as queries, as in
     /// training, this equals torch's `is_causal`.
     Causal,
+    /// As [`Causal`](Self::Causal), and of these keys only so many newest ones, that of the query itself among them: the sliding window of
+    /// Mistral (Jiang et al. 2023). Nothing is computed for blocks of keys that are older.
+    Window(usize),
 }
 
 /// The seed of a dropout mask: a number, or an integer tensor `[1]`, which stays on its device.
@@ -149,6 +152,9 @@ impl AttentionOptions {
                 }
             }
         }
+        if self.mask == Mask::Window(0) {
+            return Err(setting("the window of keys", "0".to_string(), "a positive number"));
+        }
         let scale = self.scale.unwrap_or_else(|| 1.0 / (depth as f64).sqrt());
         if !(scale as f32).is_finite() {
             return Err(setting("the scale", scale.to_string(), "a finite number in f32"));
@@ -165,7 +171,11 @@ impl AttentionOptions {
         let seed = seed.map(|(_, seed)| seed.into_tensor(device).into_dispatch());
         let settings = Settings {
             heads,
-            causal: self.mask == Mask::Causal,
+            causal: self.mask != Mask::None,
+            window: match self.mask {
+                Mask::Window(window) if window < keys => Some(window),
+                _ => None,
+            },
             key_lengths: self.key_lengths.map(Arc::from),
             scale: scale as f32,
             dropout,

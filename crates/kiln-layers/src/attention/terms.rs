@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     /// Heads of the queries.
     pub(crate) heads: usize,
     pub(crate) causal: bool,
+    /// How many of the newest keys a query sees, if not all up to its own position.
+    pub(crate) window: Option<usize>,
     pub(crate) key_lengths: Option<Arc<[usize]>>,
     pub(crate) scale: f32,
     /// The probability that a weight is dropped.

@@ -1,12 +1,16 @@
 //! The rows of an embedding as an operation of burn's graph.
 
 use burn::backend::TensorMetadata;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, IndexingUpdateOp, Shape};
 #[cfg(feature = "cube")]
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 #[cfg(feature = "cube")]
 use kiln_operations::CubeKernel;
+#[cfg(feature = "flex")]
+use kiln_operations::cpu::stored::zeros;
 use kiln_operations::{Computed, Cost, InOrder, Kernel, KernelBackend, Onto, Operation, all};
 
 use crate::composed::{cast, full};
@@ -68,6 +72,18 @@ impl Kernel for Rows {
         }]
     }
 
+    #[cfg(feature = "flex")]
+    fn flex(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let sum = match self {
+            Self::Forward => return self.composed::<burn::backend::Flex>(inputs),
+            Self::Backward(rows) => zeros(Shape::new([*rows, inputs[0].shape()[1]]), inputs[0].dtype()),
+            Self::BackwardOnto => inputs.remove(2),
+        };
+        let [rows, ids] = all(inputs);
+        let rows = cast::<burn::backend::Flex>(rows, sum.dtype());
+        vec![super::flex::add_rows(sum, &ids, &rows)]
+    }
+
     #[cfg(feature = "cube")]
     fn cube(&self, device: &CubeDevice, inputs: &[(Shape, DType)]) -> Option<CubeKernel<Self>> {
         let width = inputs[0].0[1];
@@ -125,6 +141,35 @@ impl Operation for Lookup {
                 vec![B::run(&Rows::Backward(rows), vec![gradient, ids]).pop()]
             }
             Onto::Apart => vec![B::run(&Rows::Backward(rows), vec![gradient, ids]).pop()],
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use burn::backend::Flex;
+    use kiln_operations::cpu::stored::tensor;
+
+    use super::*;
+    use crate::composed::tests::{DTYPES, numbers};
+
+    #[test]
+    fn rows_are_added_as_by_burns_operations_bit_for_bit() {
+        for dtype in DTYPES {
+            let ids = || tensor(vec![3i64, 0, 3, 3, 1, 2, 0], Shape::new([7]));
+            let rows = || numbers([7, 5], 1, 1.0, dtype);
+            let cases = [
+                (Rows::Backward(4), vec![rows(), ids()]),
+                (Rows::BackwardOnto, vec![rows(), ids(), numbers([4, 5], 2, 1.0, DType::F32)]),
+                (Rows::BackwardOnto, vec![rows(), ids(), numbers([4, 5], 2, 1.0, dtype)]),
+            ];
+            for (kernel, inputs) in cases {
+                let [own] = all(kernel.flex(inputs.clone()));
+                let [composed] = all(kernel.composed::<Flex>(inputs));
+                assert_eq!((own.shape(), own.dtype()), (composed.shape(), composed.dtype()));
+                assert_eq!(own.bytes().to_vec(), composed.to_contiguous().bytes().to_vec(), "{kernel:?} {dtype:?}");
+            }
         }
     }
 }

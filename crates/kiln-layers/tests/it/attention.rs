@@ -10,6 +10,8 @@ use crate::compare::{config, distance, tensor, tolerance, values};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Masks {
     pub(crate) causal: bool,
+    /// The newest keys that a query sees, if it is causal.
+    pub(crate) window: Option<usize>,
     pub(crate) lengths: Option<Vec<usize>>,
     /// The dimensions of a boolean mask that hides two pairs of seven.
     pub(crate) pairs: Option<[usize; 4]>,
@@ -23,7 +25,11 @@ impl Masks {
     }
 
     pub(crate) fn options(&self, device: &Device) -> AttentionOptions {
-        let mut options = AttentionOptions::from(if self.causal { Mask::Causal } else { Mask::None });
+        let mut options = AttentionOptions::from(match self.window {
+            _ if !self.causal => Mask::None,
+            Some(window) => Mask::Window(window),
+            None => Mask::Causal,
+        });
         if let Some(lengths) = &self.lengths {
             options = options.with_key_lengths(lengths.clone());
         }
@@ -39,6 +45,7 @@ impl Masks {
         for (place, hidden) in hidden.iter_mut().enumerate() {
             let (sample, query, key) = (place / (heads * time * keys), place / keys % time, place % keys);
             *hidden = self.causal && key + time > query + keys;
+            *hidden |= self.window.is_some_and(|window| self.causal && key + time + window <= query + keys);
             *hidden |= self.lengths.as_ref().is_some_and(|lengths| key >= lengths[sample]);
         }
         let hidden = Tensor::from_data(TensorData::new(hidden, [batch, heads, time, keys]), device);
@@ -118,6 +125,9 @@ fn all_masks([batch, heads, _, time, keys, _]: Sizes) -> Vec<Masks> {
         Masks { lengths: lengths.clone(), ..Masks::default() },
         Masks { lengths: lengths.clone(), pairs: Some([batch, 1, 1, keys]), ..causal.clone() },
         Masks { pairs: Some([1, heads, time, keys]), ..Masks::default() },
+        Masks { window: Some(1), ..causal.clone() },
+        Masks { window: Some(keys.div_ceil(3)), pairs: Some([batch, 1, time, keys]), ..causal.clone() },
+        Masks { window: Some(5), lengths: lengths.clone(), ..causal.clone() },
         Masks { pairs: Some([batch, heads, time, 1]), lengths, ..causal },
     ]
 }
@@ -157,7 +167,7 @@ proptest! {
     fn any_sizes_and_masks_give_the_formula(
         (batch, kv_heads, group) in (1usize..3, 1usize..3, 1usize..4),
         (time, keys, depth) in (1usize..150, 1usize..290, 1usize..20),
-        causal: bool,
+        (causal, window) in (any::<bool>(), prop::option::of(1usize..300)),
         shares in prop::option::of((0.0f64..=1.0, 0.0f64..=1.0)),
         pairs in prop::option::of(any::<[bool; 4]>()),
         scale in prop::option::of(-1.0f64..1.0),
@@ -168,7 +178,7 @@ proptest! {
         });
         let full = [batch, kv_heads * group, time, keys];
         let pairs = pairs.map(|whole| [0, 1, 2, 3].map(|dimension| if whole[dimension] { full[dimension] } else { 1 }));
-        let far = far(sizes, &Masks { causal, lengths, pairs }, DType::F32, scale);
+        let far = far(sizes, &Masks { causal, window, lengths, pairs }, DType::F32, scale);
         prop_assert!(far < 1e-4, "{far}");
     }
 }

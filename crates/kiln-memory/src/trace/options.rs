@@ -1,5 +1,7 @@
 //! Settings of a recorded step that the model and the optimizer do not determine.
 
+use std::ops::Range;
+
 /// Settings of a recorded step that the model and the optimizer do not determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepOptions {
@@ -38,8 +40,9 @@ impl Default for StepOptions {
     }
 }
 
-/// The chunks of parameters that are updated together. Chunks follow the order of the fields. Each is at most [`bytes`](Self::bytes)
-/// large and has at least one parameter.
+/// The chunks of parameters that are updated together: consecutive ones, in the order of the fields. Each chunk is at most
+/// [`bytes`](Self::bytes) large, or has a single parameter. The smallest chunk is updated first, because each update drops gradients: a
+/// parameter that is much larger than the others, as a table of tokens, gets its new values in their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateChunks {
     /// The number of chunks that all parameters are divided into, approximately.
@@ -49,9 +52,40 @@ pub struct UpdateChunks {
 }
 
 impl UpdateChunks {
-    /// The size limit of a chunk for parameters of these sizes, in bytes: at least the largest of them.
-    pub fn bytes(&self, parameters: &[u64]) -> u64 {
-        let largest = parameters.iter().copied().max().unwrap_or(0);
-        largest.max(parameters.iter().sum::<u64>() / self.parts.max(1)).max(self.least)
+    /// The size limit of a chunk of several parameters, if all have so many bytes.
+    pub fn bytes(&self, all: u64) -> u64 {
+        (all / self.parts.max(1)).max(self.least)
+    }
+
+    /// The chunks of parameters of these sizes, of at most `most` bytes, in the order in which they are updated.
+    pub fn of(sizes: &[u64], most: u64) -> Vec<Range<usize>> {
+        let mut chunks: Vec<(u64, Range<usize>)> = vec![];
+        for (index, size) in sizes.iter().enumerate() {
+            match chunks.last_mut() {
+                Some((bytes, chunk)) if *bytes + size <= most => {
+                    *bytes += size;
+                    chunk.end += 1;
+                }
+                _ => chunks.push((*size, index..index + 1)),
+            }
+        }
+        chunks.sort_by_key(|(bytes, _)| *bytes);
+        chunks.into_iter().map(|(_, chunk)| chunk).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_parameter_is_updated_last() {
+        let chunks = UpdateChunks { parts: 4, least: 5 };
+        let sizes = [40, 3, 4, 2, 1, 6];
+        assert_eq!(chunks.bytes(sizes.iter().sum()), 14);
+        assert_eq!(UpdateChunks::of(&sizes, 14), [5..6, 1..5, 0..1]);
+        assert_eq!(UpdateChunks::of(&sizes, 5), [1..2, 3..5, 2..3, 5..6, 0..1]);
+        assert_eq!(chunks.bytes(0), 5);
+        assert!(UpdateChunks::of(&[], 5).is_empty());
     }
 }

@@ -7,7 +7,7 @@ pub(crate) const NONE: usize = usize::MAX;
 
 /// The positions of the blocks in the backward pass.
 pub(crate) struct Passes {
-    /// The first operation of each block's backward pass. For a block that keeps nothing, it is that of the next block.
+    /// The first operation of each block's backward pass. For a block of which the backward pass needs nothing, it is that of the next block.
     pub(crate) begins: Vec<usize>,
     /// The first operation after the backward pass of the first block.
     pub(crate) end: usize,
@@ -36,25 +36,32 @@ pub(crate) fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
         cuts => (cuts <= blocks).then(|| cuts - 1),
     };
     let mut begins = vec![NONE; blocks];
+    // Operations that read inputs of a block which no later block reads: one may keep nothing else.
+    let mut readers = vec![vec![]; blocks];
     for index in backward..update {
         for input in trace.graph.inputs_at(index) {
-            let made_at = made_at[input.tensor as usize];
+            let (made_at, until) = (made_at[input.tensor as usize], read_until[input.tensor as usize]);
+            if made_at == NONE {
+                continue;
+            }
             // Operations that read only the block's output may belong to the next block.
-            if made_at != NONE
-                && let Some(block) = block_of(made_at)
-                && read_until[input.tensor as usize] < trace.cuts[block + 1]
-            {
-                begins[block] = begins[block].min(index);
+            match (block_of(made_at), block_of(until)) {
+                (Some(block), Some(last)) if block == last => begins[block] = begins[block].min(index),
+                (Some(block), _) if until < made_at => begins[block] = begins[block].min(index),
+                (_, Some(last)) => readers[last].push(index),
+                _ => {}
             }
         }
     }
     let mut behind = backward;
     for block in (0..blocks).rev() {
-        match begins[block] {
-            NONE => begins[block] = behind,
-            place if place < behind => return Err(block),
-            place => behind = place,
+        if begins[block] < behind {
+            return Err(block);
         }
+        let earlier = begins[..=block].iter().copied().rev().find(|place| *place != NONE).unwrap_or(update);
+        let own_input = readers[block].iter().copied().find(|index| (behind..earlier).contains(index));
+        begins[block] = own_input.unwrap_or(if begins[block] == NONE { behind } else { begins[block] });
+        behind = begins[block];
     }
     let is_gradient = |tensor: u32| trace.tensors[tensor as usize].role == TraceRole::Gradient;
     let mut end = update;

@@ -237,7 +237,7 @@ fn step<M: Module + 'static>(
     let model = model.map(&mut Untrack);
     let mut parameters = Parameters::default();
     model.visit(&mut parameters);
-    if parameters.learned.is_empty() {
+    if !parameters.learns {
         return Err("the model has no parameter that learns".into());
     }
     roles.append(&mut parameters.found);
@@ -249,11 +249,10 @@ fn step<M: Module + 'static>(
         options,
         gradients: GradientsParams::new(),
         states: HashMap::new(),
+        chunk: None,
         held: vec![],
-        held_bytes: 0,
         releases: vec![],
         device: recorder.device.clone().inner(),
-        chunk_bytes: options.update_chunks.map(|chunks| chunks.bytes(&parameters.learned)),
         found: vec![],
         path: vec![],
     };
@@ -262,9 +261,8 @@ fn step<M: Module + 'static>(
     let in_f32 = options.gradients_in_f32;
     // The first step makes the optimizer's state; its parameters are of no interest.
     model.visit(&mut FirstGradients { gradients: &mut update.gradients, in_f32 });
-    drop(model.clone().map(&mut update));
+    drop(update.of(model.clone()));
     update.found.clear();
-    update.release();
     update.releases.clear();
     let mut ids = HashSet::new();
     let mut running = options.in_order.then(RunningSums::default);
@@ -321,9 +319,8 @@ fn step<M: Module + 'static>(
     }
     update.gradients = gradients;
     let kept = options.keep_parameters.then(|| model.clone());
-    let model = model.map(&mut update);
+    let model = update.of(model);
     drop(kept);
-    update.release();
     releases.append(&mut update.releases);
     roles.append(&mut update.found);
     recorder.mark(marks);

@@ -70,19 +70,20 @@ impl Rewrite {
     /// later. `None` if the backward pass of the segment begins before `from`.
     pub(super) fn recompute(&mut self, span: Range<usize>, offloaded: bool, from: usize) -> Option<usize> {
         let [_, backward, update, _] = self.trace.phases;
+        let segment = Segment { inputs: self.inputs(&span), span, offloaded };
         // Operations that read only the segment's outputs may belong to the next segment.
-        let begins = |index: &usize| {
-            let inputs = self.trace.graph.inputs_at(*index);
-            inputs.iter().any(|input| self.is_made_in(&span, input.tensor) && !self.leaves(&span, input.tensor))
-        };
-        let Some(place) = (backward..update).find(begins) else {
-            // The segment keeps nothing, so there is nothing to repeat.
-            return Some(from);
+        let kept = |tensor| self.is_made_in(&segment.span, tensor) && !self.leaves(&segment.span, tensor);
+        let kept = self.first_reader(backward..update, kept);
+        // A segment may keep nothing but its inputs, and read them before what it has made.
+        let own_input = |tensor| segment.inputs.contains(&tensor) && !self.leaves(&segment.span, tensor);
+        let earlier = || (from..update).find(|index| self.reads_earlier(&segment, *index)).unwrap_or(update);
+        let own_input = self.first_reader(from..kept.unwrap_or_else(earlier), own_input);
+        let Some(place) = own_input.or(kept) else {
+            return Some(from); // the backward pass needs nothing of the segment
         };
         if place < from {
             return None;
         }
-        let segment = Segment { inputs: self.inputs(&span), span, offloaded };
         let mut replay = self.replay(&segment);
         let uploads = if offloaded { self.upload(&segment, &mut replay, place) } else { vec![] };
         self.redirect(&segment, place);
@@ -102,11 +103,16 @@ impl Rewrite {
         Some(place)
     }
 
+    /// The first operation of a range that reads one of certain tensors.
+    fn first_reader(&self, mut operations: Range<usize>, which: impl Fn(u32) -> bool) -> Option<usize> {
+        operations.find(|index| self.trace.graph.inputs_at(*index).iter().any(|input| which(input.tensor)))
+    }
+
     fn is_made_in(&self, span: &Range<usize>, tensor: u32) -> bool {
         span.contains(&(self.made_at[tensor as usize] as usize))
     }
 
-    /// Whether the rest of the forward pass reads a tensor of a segment.
+    /// Whether the rest of the forward pass reads a tensor of a segment, or one of its inputs.
     fn leaves(&self, span: &Range<usize>, tensor: u32) -> bool {
         let until = self.read_until[tensor as usize];
         until != NONE && until as usize >= span.end

@@ -22,8 +22,8 @@ pub(super) fn joined(path: &[String]) -> String {
 #[derive(Default)]
 pub(super) struct Parameters {
     pub(super) found: Vec<(TensorId, Role)>,
-    /// Bytes of the parameters that learn.
-    pub(super) learned: Vec<u64>,
+    /// Whether any parameter learns.
+    pub(super) learns: bool,
     pub(super) path: Vec<String>,
 }
 
@@ -36,9 +36,7 @@ impl ModuleVisitor for Parameters {
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
-        if param.is_require_grad() {
-            self.learned.push((value.shape().num_elements() * value.dtype().size()) as u64);
-        }
+        self.learns |= param.is_require_grad();
         self.found.extend(id_of(value).map(|id| (id, Role::Parameter(joined(&self.path)))));
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

@@ -5,12 +5,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_layers::{
-    AttentionOptions, Mask, Projections, RotaryOptions, gated_feed_forward, linear, norm_grouped_attention,
-};
+use kiln_layers::{Mask, Projections, RotaryOptions, gated_feed_forward, linear, norm_grouped_attention};
 
 use super::config::LlamaConfig;
-use crate::cache::{KeysValues, Position, attend_to_past, out_of_window};
+use crate::cache::{KeysValues, Position, attend_to_past};
 use crate::layers::{self, normal, normal_linear, output, rms_norm, usable};
 
 /// One decoder block: causal self-attention behind a norm, then a gated feed-forward layer behind a norm, each added to its input. Fields have
@@ -140,15 +138,11 @@ impl LlamaHalf {
 impl Attention {
     /// Runs attention on kiln-layers' operations. It keeps its input and the output of attention.
     fn lean(&self, norm: &RmsNorm, x_btc: Tensor<3>) -> Tensor<3> {
-        let ([_, t, _], device) = (x_btc.dims(), x_btc.device());
-        let mut options = AttentionOptions::from(Mask::Causal);
-        if let Some(window) = self.window.filter(|window| *window < t) {
-            options = options.with_masked(out_of_window([t, t], 0, window, &device).unsqueeze());
-        }
         let Self { q_proj: query, k_proj: key, v_proj: value, q_norm, k_norm, heads, rotary, .. } = self;
         let head_norms = q_norm.as_ref().zip(k_norm.as_ref()).map(|(query, key)| [query, key]);
         let projections = Projections { norm, query, key, value, head_norms, rotary: *rotary, heads: *heads };
-        output(linear(&self.o_proj, output(norm_grouped_attention(projections, x_btc, options))))
+        let mask = self.window.map_or(Mask::Causal, Mask::Window);
+        output(linear(&self.o_proj, output(norm_grouped_attention(projections, x_btc, mask))))
     }
 
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {

@@ -63,13 +63,17 @@ struct Settings {
 
 /// Updates that wait, and then their results.
 pub(super) enum Join {
-    Waiting(Vec<Joined>),
+    Waiting {
+        updates: Vec<Joined>,
+        /// Whether updates that are not joined were left for the second run.
+        left: bool,
+    },
     Done(VecDeque<Vec<FloatTensor<Cube>>>),
 }
 
 impl Default for Join {
     fn default() -> Self {
-        Self::Waiting(vec![])
+        Self::Waiting { updates: vec![], left: false }
     }
 }
 
@@ -77,7 +81,7 @@ impl Join {
     /// The values after an update, in the order in which the updates waited. Until then those from before it.
     pub(super) fn next(&mut self, update: Joined) -> Vec<FloatTensor<Cube>> {
         match self {
-            Self::Waiting(updates) => {
+            Self::Waiting { updates, .. } => {
                 let values = update.values.clone();
                 updates.push(update);
                 values
@@ -88,9 +92,24 @@ impl Join {
         }
     }
 
-    /// Computes the updates that wait. Returns tensors of one element that are written if all results are; none if nothing waits.
-    pub(super) fn compute(&mut self) -> Vec<FloatTensor<Cube>> {
-        let Self::Waiting(updates) = self else { return vec![] };
+    /// Whether an update that is not joined is left for the second run: it would be computed twice.
+    pub(super) fn leaves(&mut self) -> bool {
+        match self {
+            Self::Waiting { left, .. } => {
+                *left = true;
+                true
+            }
+            Self::Done(_) => false,
+        }
+    }
+
+    /// Computes the updates that wait. Returns tensors of one element that are written if all results are. `None` if no update needs a second
+    /// run.
+    pub(super) fn compute(&mut self) -> Option<Vec<FloatTensor<Cube>>> {
+        let Self::Waiting { updates, left } = self else { return None };
+        if updates.is_empty() && !*left {
+            return None;
+        }
         let mut updates: Vec<Option<Joined>> = std::mem::take(updates).into_iter().map(Some).collect();
         let mut results = vec![vec![]; updates.len()];
         let mut written = vec![];
@@ -108,7 +127,7 @@ impl Join {
             written.extend(made);
         }
         *self = Self::Done(results.into());
-        written
+        Some(written)
     }
 }
 

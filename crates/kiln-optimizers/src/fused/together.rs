@@ -32,13 +32,14 @@ pub struct Updated<R> {
     pub written: Option<Vec<Tensor<1>>>,
 }
 
-/// Runs `step`, which updates parameters with [`FusedAdamW`](crate::FusedAdamW), [`FusedAdam`](crate::FusedAdam) or
-/// [`FusedSgd`](crate::FusedSgd), and returns its result. The optimizers multiply each gradient by `factor` first, which unscales and
-/// clips it; a factor of 1 changes nothing.
+/// Runs `step`, which updates parameters with [`FusedAdamW`](crate::FusedAdamW), [`FusedAdam`](crate::FusedAdam),
+/// [`FusedSgd`](crate::FusedSgd), [`QuantizedAdamW`](crate::QuantizedAdamW) or [`Sgd8bit`](crate::Sgd8bit), and returns its result. The
+/// optimizers multiply each gradient by `factor` first, which unscales and clips it; a factor of 1 changes nothing.
 ///
 /// On the CPU device, the update multiplies a gradient where it reads it.
 ///
-/// On CubeCL devices a kernel updates up to sixteen parameters at once, as many as it can read, where burn launches one or two for each.
+/// On CubeCL devices a kernel of a fused optimizer updates up to sixteen parameters at once, as many as it can read, where burn launches one or
+/// two for each.
 /// Parameters and state are new tensors, which have the bits of the CPU device on CUDA. For that, `step` runs twice: the first time nothing
 /// is computed, and the result is dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no
 /// result. On other devices it runs once.
@@ -82,7 +83,7 @@ pub fn update_together<R>(factor: f64, step: impl Fn() -> R) -> Updated<R> {
     let _scope = Scope;
     let result = step();
     #[cfg(feature = "cube")]
-    if let Some(written) = with(|open| open.join.compute()).filter(|written| !written.is_empty()) {
+    if let Some(written) = with(|open| open.join.compute()).flatten() {
         drop(result);
         let all_joined = with(|open| open.all_joined) == Some(true);
         let written = all_joined.then(|| written.into_iter().map(Tensor::from_primitive::<Cube>).collect());
@@ -115,7 +116,7 @@ fn with<R>(f: impl FnOnce(&mut Together) -> R) -> Option<R> {
 }
 
 /// The factor of an update that is not joined with others, if updates are open.
-pub(super) fn factor() -> Option<f64> {
+pub(crate) fn factor() -> Option<f64> {
     with(|open| {
         open.all_joined = false;
         open.factor
@@ -135,6 +136,16 @@ pub(super) fn joins_now(device: &Device) -> bool {
     OPEN.with_borrow(Option::is_some) && joins_updates(device)
 }
 
+/// Whether an update on `device` that is not joined with others is left for the second run of the step, and gives the values from before it.
+pub(crate) fn is_left(device: &Device) -> bool {
+    #[cfg(feature = "cube")]
+    if joins_now(device) {
+        return with(|open| open.join.leaves()) == Some(true);
+    }
+    let _ = device;
+    false
+}
+
 /// Adds an update to the others, or takes its result. The values of the first run are those from before the update.
 #[cfg(feature = "cube")]
 pub(super) fn join(make: impl FnOnce(f32) -> Joined) -> Vec<FloatTensor<Cube>> {
@@ -148,11 +159,12 @@ pub(super) fn join(make: impl FnOnce(f32) -> Joined) -> Vec<FloatTensor<Cube>> {
 #[cfg(test)]
 mod tests {
     use burn::nn::{Linear, LinearConfig};
+    use burn::optim::momentum::MomentumConfig;
     use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
     use burn::tensor::Distribution;
 
     use super::*;
-    use crate::{FusedAdamW, FusedSgd};
+    use crate::{AdamW8bit, FusedAdamW, FusedSgd, Sgd8bit};
 
     /// The parameters' values after two steps on gradients that were multiplied by `factor`: by the optimizer, or before it.
     fn trained(optimizer: &ModuleOptimizer, factor: f64, inside: bool) -> Vec<f32> {
@@ -185,7 +197,12 @@ mod tests {
         let adamw = ModuleOptimizer::from(FusedAdamW::from(AdamWConfig::new()));
         let amsgrad = ModuleOptimizer::from(FusedAdamW::from(AdamWConfig::new().with_amsgrad(true)));
         let sgd = ModuleOptimizer::from(FusedSgd::from(SgdConfig::new()));
-        for optimizer in [adamw, amsgrad, sgd] {
+        let codes = AdamW8bit::new(&AdamWConfig::new()).unwrap();
+        let some_codes = ModuleOptimizer::from(codes.clone().with_min_elements(10)); // and a bias in f32
+        let codes = ModuleOptimizer::from(codes.with_min_elements(1));
+        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        let velocity = ModuleOptimizer::from(Sgd8bit::new(&momentum).unwrap().with_min_elements(1));
+        for optimizer in [adamw, amsgrad, sgd, some_codes, codes, velocity] {
             for factor in [1.0, 0.3] {
                 assert_eq!(trained(&optimizer, factor, true), trained(&optimizer, factor, false), "{factor}");
             }

@@ -19,11 +19,11 @@ use crate::blocks::{CodeBook, Noise};
 /// Values of a slice: a multiple of the block size of every code book.
 const SLICE: usize = 1 << 20;
 
-/// The parameter and its moments after a step.
+/// The parameter and its moments after a step on the gradient, which is multiplied by a number.
 pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     rule: R,
     parameter: Tensor<D>,
-    gradient: Tensor<D>,
+    gradient: (Tensor<D>, f32),
     moments: [QuantizedMoment; N],
     noise: Option<Noise>,
 ) -> (Tensor<D>, [QuantizedMoment; N]) {
@@ -33,7 +33,7 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
 fn by_slices<R: Rule<N>, const D: usize, const N: usize>(
     rule: R,
     parameter: Tensor<D>,
-    gradient: Tensor<D>,
+    (gradient, scale): (Tensor<D>, f32),
     mut moments: [QuantizedMoment; N],
     noise: Option<Noise>,
     slice: usize,
@@ -55,7 +55,11 @@ fn by_slices<R: Rule<N>, const D: usize, const N: usize>(
         let parts = moments.each_ref().map(|moment| Part::of(moment, begin..end));
         let mut decoded = books.iter().zip(&parts).map(|(book, part)| book.decode(part, rows));
         let values = std::array::from_fn(|_| decoded.next().unwrap_or_else(|| unreachable!("one book a moment")));
-        let (next, values) = rule.compose(read(&parameter), read(&gradient), values);
+        let scaled = match read(&gradient) {
+            gradient if scale == 1.0 => gradient,
+            gradient => gradient * scale,
+        };
+        let (next, values) = rule.compose(read(&parameter), scaled, values);
         parameter = parameter.slice_assign(begin..end, next.reshape([end - begin]).cast(float_dtype(dtype)));
         let mut values = values.into_iter().zip(&books).zip([noise, noise.map(Noise::other)]);
         moments = moments.map(|moment| match values.next() {
@@ -245,14 +249,14 @@ mod tests {
         let start = tensor(shape, 1, dtype);
         let zeros = || books.map(|book| QuantizedMoment::zeros(book, &start));
         let (mut left, mut right) = ((start.clone(), zeros()), (start.clone(), zeros()));
-        for step in 0..3 {
+        for (step, scale) in [(0, 1.0), (1, 0.3), (2, 1.0)] {
             let gradient = tensor(shape, 2 + step, dtype) * [1.0, 1e-12, 1e3][step as usize];
-            left = by_slices(rule, left.0, gradient.clone(), left.1, noise, 512);
+            left = by_slices(rule, left.0, (gradient.clone(), scale), left.1, noise, 512);
             let codes =
                 right.1.map(|moment| (moment.book, int::<Flex, 1>(moment.codes), float::<Flex, 1>(moment.scales)));
             let gradient = float::<Flex, D>(gradient);
             let parameter = float::<Flex, D>(right.0);
-            let (parameter, codes) = fused_update(rule, parameter, &gradient, codes, noise);
+            let (parameter, codes) = fused_update(rule, parameter, (&gradient, scale), codes, noise);
             right = (
                 Tensor::from_primitive::<Flex>(parameter),
                 codes.map(|(book, codes, scales)| QuantizedMoment {

@@ -28,15 +28,16 @@ const MOST: usize = 256;
 /// Codes and scales of a moment.
 pub(super) type Codes = (CodeBook, FlexTensor, FlexTensor);
 
-/// The parameter and its moments after a step. The parameter is f32, f16 or bf16; the gradient is f32 or has the parameter's dtype.
+/// The parameter and its moments after a step on the gradient, which is multiplied by a number. The parameter is f32, f16 or bf16; the
+/// gradient is f32 or has the parameter's dtype.
 pub(super) fn update<R: Rule<N>, const N: usize>(
     rule: R,
     parameter: FlexTensor,
-    gradient: &FlexTensor,
+    gradient: (&FlexTensor, f32),
     moments: [Codes; N],
     noise: Option<Noise>,
 ) -> (FlexTensor, [Codes; N]) {
-    match (parameter.dtype(), gradient.dtype()) {
+    match (parameter.dtype(), gradient.0.dtype()) {
         (DType::F16, DType::F16) => typed::<R, f16, f16, N>(rule, parameter, gradient, moments, noise),
         (DType::F16, _) => typed::<R, f16, f32, N>(rule, parameter, gradient, moments, noise),
         (DType::BF16, DType::BF16) => typed::<R, bf16, bf16, N>(rule, parameter, gradient, moments, noise),
@@ -48,11 +49,11 @@ pub(super) fn update<R: Rule<N>, const N: usize>(
 fn typed<R: Rule<N>, P: Stored, G: Stored, const N: usize>(
     rule: R,
     parameter: FlexTensor,
-    gradient: &FlexTensor,
+    gradient: (&FlexTensor, f32),
     moments: [Codes; N],
     noise: Option<Noise>,
 ) -> (FlexTensor, [Codes; N]) {
-    let gradient = gradient.to_contiguous();
+    let (gradient, scale) = (gradient.0.to_contiguous(), gradient.1);
     let mut gradient = gradient.storage::<G>();
     let mut parameter = Place::<P>::of(parameter);
     let mut moments = moments.map(|(book, codes, scales)| (book, Place::<u8>::of(codes), Place::<f32>::of(scales)));
@@ -68,7 +69,7 @@ fn typed<R: Rule<N>, P: Stored, G: Stored, const N: usize>(
         let first = (tasks.len() * TASK) as u32;
         tasks.push(Task { parameter: parameters.split_off(part.len()), gradient: part, moments, first });
     }
-    let run = |task: Task<'_, P, G, N>| task.run(rule, noise);
+    let run = |task: Task<'_, P, G, N>| task.run(rule, scale, noise);
     match tasks.len() {
         1 => tasks.into_iter().for_each(run),
         _ => tasks.into_par_iter().for_each(run),
@@ -86,7 +87,7 @@ struct Task<'a, P, G, const N: usize> {
 }
 
 impl<P: Stored, G: Stored, const N: usize> Task<'_, P, G, N> {
-    fn run(self, rule: impl Rule<N>, noise: Option<Noise>) {
+    fn run(self, rule: impl Rule<N>, scale: f32, noise: Option<Noise>) {
         let size = self.moments.first().map_or(MOST, |(book, ..)| book.block());
         let mut moments = self.moments.map(|(book, codes, scales)| {
             let (codes, scales) = (codes.filled(), scales.filled());
@@ -100,7 +101,7 @@ impl<P: Stored, G: Stored, const N: usize> Task<'_, P, G, N> {
             let gradient = G::widened(gradient, &mut wide_gradient);
             P::changed(parameter, &mut wide_parameter, |parameter| {
                 let values = moments.each_mut().map(|moment| moment.decode(block, count));
-                rule.apply(parameter, gradient, values);
+                rule.apply(parameter, (gradient, scale), values);
             });
             let mut noise = noise;
             for moment in &mut moments {

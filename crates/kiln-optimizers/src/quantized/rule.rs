@@ -20,8 +20,8 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
     /// moment, and gradient. The kernels make no temporary tensors.
     const COSTS: [&'static Cost; 2];
 
-    /// Changes corresponding values of parameter and moments.
-    fn apply(self, parameter: &mut [f32], gradient: &[f32], moments: [&mut [f32]; N]);
+    /// Changes corresponding values of parameter and moments. The gradient is multiplied by a number first.
+    fn apply(self, parameter: &mut [f32], gradient: (&[f32], f32), moments: [&mut [f32]; N]);
 
     /// The parameter and its moments after a step, by burn's operations. The moments are decoded, in f32.
     fn compose<const D: usize>(
@@ -31,12 +31,13 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
         moments: [Tensor<D>; N],
     ) -> (Tensor<D>, [Tensor<D>; N]);
 
-    /// The parameter and its moments after a step, by a kernel of a CubeCL device. `tables` are the tables of the moments' code books.
+    /// The parameter and its moments after a step, by a kernel of a CubeCL device. The gradient is multiplied by a number first. `tables` are
+    /// the tables of the moments' code books.
     #[cfg(feature = "cube")]
     fn launch(
         self,
         parameter: FloatTensor<Cube>,
-        gradient: FloatTensor<Cube>,
+        gradient: (FloatTensor<Cube>, f32),
         moments: [Moment; N],
         tables: FloatTensor<Cube>,
         noise: Option<Noise>,
@@ -49,7 +50,7 @@ impl Rule<2> for AdamWRule {
         &Cost { in_place: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_4bit_update") },
     ];
 
-    fn apply(self, parameter: &mut [f32], gradient: &[f32], [first, second]: [&mut [f32]; 2]) {
+    fn apply(self, parameter: &mut [f32], gradient: (&[f32], f32), [first, second]: [&mut [f32]; 2]) {
         adamw(parameter, gradient, first, second, self);
     }
 
@@ -71,7 +72,7 @@ impl Rule<2> for AdamWRule {
     fn launch(
         self,
         parameter: FloatTensor<Cube>,
-        gradient: FloatTensor<Cube>,
+        gradient: (FloatTensor<Cube>, f32),
         [first, second]: [Moment; 2],
         tables: FloatTensor<Cube>,
         noise: Option<Noise>,
@@ -79,13 +80,13 @@ impl Rule<2> for AdamWRule {
         let books = [first.book, second.book];
         let (parameter, c1, s1, c2, s2) = Cube::blockwise_adamw(
             parameter,
-            gradient,
+            gradient.0,
             first.codes,
             first.scales,
             second.codes,
             second.scales,
             tables,
-            self,
+            (self, gradient.1),
             books,
             noise,
         );
@@ -95,9 +96,9 @@ impl Rule<2> for AdamWRule {
 }
 
 simd! {
-    fn adamw(parameter: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32], rule: AdamWRule) {
-        for (((p, g), m), v) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
-            (*m, *v) = rule.betas.next(*g, *m, *v);
+    fn adamw(parameter: &mut [f32], gradient: (&[f32], f32), first: &mut [f32], second: &mut [f32], rule: AdamWRule) {
+        for (((p, g), m), v) in parameter.iter_mut().zip(gradient.0).zip(first).zip(second) {
+            (*m, *v) = rule.betas.next(*g * gradient.1, *m, *v);
             *p = *p * rule.keep - *m * rule.rate / (v.sqrt() * rule.root + rule.epsilon);
         }
     }
@@ -109,7 +110,7 @@ impl Rule<1> for MomentumRule {
         &Cost { in_place: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_4bit_update") },
     ];
 
-    fn apply(self, parameter: &mut [f32], gradient: &[f32], [velocity]: [&mut [f32]; 1]) {
+    fn apply(self, parameter: &mut [f32], gradient: (&[f32], f32), [velocity]: [&mut [f32]; 1]) {
         momentum(parameter, gradient, velocity, self);
     }
 
@@ -135,23 +136,24 @@ impl Rule<1> for MomentumRule {
     fn launch(
         self,
         parameter: FloatTensor<Cube>,
-        gradient: FloatTensor<Cube>,
+        gradient: (FloatTensor<Cube>, f32),
         [Moment { book, codes, scales }]: [Moment; 1],
         tables: FloatTensor<Cube>,
         noise: Option<Noise>,
     ) -> (FloatTensor<Cube>, [Moment; 1]) {
         let (parameter, codes, scales) =
-            Cube::blockwise_momentum(parameter, gradient, codes, scales, tables, self, book, noise);
+            Cube::blockwise_momentum(parameter, gradient.0, codes, scales, tables, (self, gradient.1), book, noise);
         (parameter, [Moment { book, codes, scales }])
     }
 }
 
 simd! {
-    fn momentum(parameter: &mut [f32], gradient: &[f32], velocity: &mut [f32], rule: MomentumRule) {
-        for ((p, g), v) in parameter.iter_mut().zip(gradient).zip(velocity) {
+    fn momentum(parameter: &mut [f32], gradient: (&[f32], f32), velocity: &mut [f32], rule: MomentumRule) {
+        for ((p, g), v) in parameter.iter_mut().zip(gradient.0).zip(velocity) {
+            let g = *g * gradient.1;
             let g = match rule.penalty {
-                Some(penalty) => *p * penalty + *g,
-                None => *g,
+                Some(penalty) => *p * penalty + g,
+                None => g,
             };
             *v = g * rule.share + *v * rule.factor;
             let delta = if rule.nesterov { *v * rule.factor + g } else { *v };

@@ -10,6 +10,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 use crate::blocks::Noise;
+use crate::fused::{factor, is_left};
 use crate::place::{float, int};
 use kiln_operations::{like, operations};
 
@@ -34,7 +35,8 @@ pub(super) fn in_f32<S, const D: usize>(
     (parameter.cast(dtype), state)
 }
 
-/// The parameter and its moments after a step.
+/// The parameter and its moments after a step on the gradient, which is multiplied by the factor of
+/// [`update_together`](crate::update_together).
 pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     rule: R,
     parameter: Tensor<D>,
@@ -42,6 +44,10 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     moments: [QuantizedMoment; N],
     noise: Option<Noise>,
 ) -> (Tensor<D>, [QuantizedMoment; N]) {
+    if is_left(&parameter.device()) {
+        return (parameter, moments);
+    }
+    let scale = factor().unwrap_or(1.0) as f32;
     let gradient = match gradient.dtype() {
         dtype if dtype == parameter.dtype() || dtype == DType::F32 => gradient,
         _ => gradient.cast(FloatDType::F32),
@@ -52,7 +58,7 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
             let codes =
                 moments.map(|moment| (moment.book, int::<Flex, 1>(moment.codes), float::<Flex, 1>(moment.scales)));
             let (parameter, gradient) = (float::<Flex, D>(parameter), float::<Flex, D>(gradient));
-            let (parameter, codes) = super::flex::update(rule, parameter, &gradient, codes, noise);
+            let (parameter, codes) = super::flex::update(rule, parameter, (&gradient, scale), codes, noise);
             let moments = codes.map(|(book, codes, scales)| QuantizedMoment {
                 book,
                 codes: Tensor::from_primitive::<Flex>(codes),
@@ -68,7 +74,7 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
                 codes: int::<Cube, 1>(moment.codes),
                 scales: float::<Cube, 1>(moment.scales),
             });
-            let (parameter, gradient) = (float::<Cube, D>(parameter), float::<Cube, D>(gradient));
+            let (parameter, gradient) = (float::<Cube, D>(parameter), (float::<Cube, D>(gradient), scale));
             let (parameter, moments) = rule.launch(parameter, gradient, moments, float::<Cube, 1>(tables), noise);
             let moments = moments.map(|moment| QuantizedMoment {
                 book: moment.book,
@@ -78,7 +84,7 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
             (Tensor::from_primitive::<Cube>(parameter), moments)
         }
         DispatchDevice::Capture(_) => recorded::<R, D, N>(parameter, gradient, moments),
-        _ => super::composed::update(rule, parameter, gradient, moments, noise),
+        _ => super::composed::update(rule, parameter, (gradient, scale), moments, noise),
     }
 }
 

@@ -55,8 +55,13 @@ impl OptimizerConfig {
             }
             _ => vec![(ParamGroup::all(), self.part(state, true)), (spared, self.part(state, false))],
         };
-        let joins = state == StateDevice::Device && matches!(self, Self::Sgd { .. } | Self::AdamW { .. });
-        OptimizerGroups::of(groups, format!("{self:?}"), joins, self.elements_of_parts())
+        let scales = match self {
+            Self::Sgd { .. } | Self::AdamW { .. } => true,
+            Self::Sgd8bit { .. } | Self::AdamW8bit { .. } | Self::AdamW4bit { .. } => true,
+            Self::Adafactor { .. } | Self::Lion { .. } | Self::Muon { .. } => false,
+        };
+        let scales = scales && state == StateDevice::Device;
+        OptimizerGroups::of(groups, format!("{self:?}"), scales, self.elements_of_parts())
     }
 
     /// The elements of which each part of a parameter must have a multiple, if parts can be updated by themselves.

@@ -31,8 +31,8 @@ use crate::error::Error;
 pub struct OptimizerGroups {
     groups: Vec<(ParamGroup, OneOptimizer)>,
     description: Option<String>,
-    /// Whether the updates of each optimizer can be joined.
-    joins: bool,
+    /// Whether each optimizer multiplies gradients by a factor itself.
+    scales: bool,
     /// The elements of which each part of a parameter must have a multiple, if parts can be updated by themselves.
     pub(crate) elements_of_parts: Option<usize>,
     /// Whether parameters are in bf16.
@@ -65,8 +65,8 @@ impl OneOptimizer {
 impl<O: Optimizer> From<O> for OptimizerGroups {
     fn from(optimizer: O) -> Self {
         let groups = vec![(ParamGroup::all(), OneOptimizer::whole(optimizer))];
-        let joins = joins::<O>();
-        Self::of(groups, std::any::type_name::<O>().to_owned(), joins, joins.then_some(1))
+        let parts = is_fused::<O>().then_some(1);
+        Self::of(groups, std::any::type_name::<O>().to_owned(), scales::<O>(), parts)
     }
 }
 
@@ -75,10 +75,10 @@ impl OptimizerGroups {
     pub(super) fn of(
         groups: Vec<(ParamGroup, OneOptimizer)>,
         description: String,
-        joins: bool,
+        scales: bool,
         elements_of_parts: Option<usize>,
     ) -> Self {
-        Self { groups, description: Some(description), joins, elements_of_parts, rounds: false }
+        Self { groups, description: Some(description), scales, elements_of_parts, rounds: false }
     }
 
     /// The optimizers for the parameters of `model`: those in bf16 are rounded stochastically. Beside codes, frozen matrices may be in bf16.
@@ -116,7 +116,7 @@ impl OptimizerGroups {
 
     /// Whether the optimizers multiply gradients by a factor themselves.
     pub(crate) fn scales(&self) -> bool {
-        self.joins && !self.rounds
+        self.scales && !self.rounds
     }
 
     /// The groups with the optimizers for this model.
@@ -130,8 +130,8 @@ impl OptimizerGroups {
     #[must_use]
     pub fn with_group<O: Optimizer>(mut self, group: ParamGroup, optimizer: O) -> Self {
         self.groups.push((group, OneOptimizer::whole(optimizer)));
-        self.joins &= joins::<O>();
-        self.elements_of_parts = self.elements_of_parts.filter(|_| joins::<O>());
+        self.scales &= scales::<O>();
+        self.elements_of_parts = self.elements_of_parts.filter(|_| is_fused::<O>());
         let description = self.description.take();
         self.description = description.map(|text| format!("{text}, {}", std::any::type_name::<O>()));
         self
@@ -196,8 +196,13 @@ pub(super) fn has_codes<O: 'static>() -> bool {
     [TypeId::of::<AdamW8bit>(), TypeId::of::<AdamW4bit>(), TypeId::of::<Sgd8bit>()].contains(&TypeId::of::<O>())
 }
 
-/// Whether [`update_together`] joins the updates of an optimizer.
-fn joins<O: 'static>() -> bool {
+/// Whether an optimizer multiplies gradients by the factor of [`update_together`].
+fn scales<O: 'static>() -> bool {
+    is_fused::<O>() || has_codes::<O>()
+}
+
+/// Whether an optimizer is one of the fused ones.
+fn is_fused<O: 'static>() -> bool {
     let optimizer = TypeId::of::<O>();
     [TypeId::of::<FusedAdamW>(), TypeId::of::<FusedAdam>(), TypeId::of::<FusedSgd>()].contains(&optimizer)
 }

@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
-use crate::transaction::{CHUNKS, Compute, ModelState, StoreConfig, chunk_bytes};
+use crate::transaction::{Compute, ModelState, StoreConfig};
 
 pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
 
@@ -211,12 +211,6 @@ impl<T: Task> Trainer<T> {
     /// Memory over time of the step that [`measure_step`](Self::measure_step) named, once it is done and if there is a meter.
     pub fn measured(&self) -> Option<Measured> {
         self.watch.measured()
-    }
-
-    /// Bytes of the parameters that are updated together at least: more if the pools of a GPU have room for their new values. Old and new
-    /// values exist at the same time.
-    pub fn update_bytes(&self) -> u64 {
-        chunk_bytes(&self.run.model, CHUNKS)
     }
 
     /// Every buffer of a step on a batch of `samples`, predicted without running it, under the planned checkpoints and

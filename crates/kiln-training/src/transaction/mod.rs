@@ -14,4 +14,4 @@ pub(crate) use commit::{Attempted, Decided, Lost, Waiting, probe_attempt};
 pub(crate) use gradients::{Computation, Compute, Computed, MicroBatches, Share, Undo, compute_in_turn, ids_at};
 pub(crate) use model_state::{ModelState, StepSettings};
 pub(crate) use stored::{Initialization, StoredParameters, parts_of, probe_stored, with_store};
-pub(crate) use update::{Apply, CHUNKS, TRIES, chunk_bytes};
+pub(crate) use update::{Apply, CHUNKS, TRIES};

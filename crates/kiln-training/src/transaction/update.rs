@@ -82,35 +82,34 @@ impl Update {
     }
 }
 
-/// The parameters that have a gradient, cut into chunks of at most [`chunk_bytes`]. Chunks may be larger where the pools of the devices have
-/// room for their new values: each chunk costs time on the host.
+/// The parameters that have a gradient, cut into [chunks](UpdateChunks), which may be larger where the pools of the devices have room for their
+/// new values: each chunk costs time on the host.
 fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
-    struct Chunks<'a> {
+    struct Sizes<'a> {
         prepared: &'a Prepared,
-        most: u64,
-        bytes: u64,
-        chunks: Vec<Vec<ParamId>>,
+        /// Bytes of the parameters that learn.
+        all: u64,
+        ids: Vec<ParamId>,
+        sizes: Vec<u64>,
     }
-    impl EachParameter for Chunks<'_> {
+    impl EachParameter for Sizes<'_> {
         fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if !param.is_require_grad() || !self.prepared.has::<D>(param.id) {
+            if !param.is_require_grad() {
                 return;
             }
-            let size = bytes_of(param);
-            match self.chunks.last_mut() {
-                Some(chunk) if self.bytes + size <= self.most => chunk.push(param.id),
-                _ => {
-                    self.chunks.push(vec![param.id]);
-                    self.bytes = 0;
-                }
+            let bytes = bytes_of(param);
+            self.all += bytes;
+            if self.prepared.has::<D>(param.id) {
+                self.ids.push(param.id);
+                self.sizes.push(bytes);
             }
-            self.bytes += size;
         }
     }
-    let most = chunk_bytes(model, CHUNKS).max(unused_bytes(model) / UNUSED);
-    let mut chunks = Chunks { prepared, most, bytes: 0, chunks: vec![] };
-    for_each(model, None, &mut chunks);
-    chunks.chunks
+    let mut found = Sizes { prepared, all: 0, ids: vec![], sizes: vec![] };
+    for_each(model, None, &mut found);
+    let Sizes { all, ids, sizes, .. } = found;
+    let most = CHUNKS.bytes(all).max(unused_bytes(model) / UNUSED);
+    UpdateChunks::of(&sizes, most).into_iter().map(|chunk| ids[chunk].to_vec()).collect()
 }
 
 /// The bytes that the pools of each device of `model` hold and that no tensor uses: the fewest. 0 for devices without pools.
@@ -214,22 +213,6 @@ pub(crate) fn initialize(model: &impl Module) {
         }
     }
     for_each(model, None, &mut Read);
-}
-
-/// The most bytes of parameters that `chunks` updates together.
-pub(crate) fn chunk_bytes(model: &impl Module, chunks: UpdateChunks) -> u64 {
-    #[derive(Default)]
-    struct Sizes(Vec<u64>);
-    impl EachParameter for Sizes {
-        fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if param.is_require_grad() {
-                self.0.push(bytes_of(param));
-            }
-        }
-    }
-    let mut sizes = Sizes::default();
-    for_each(model, None, &mut sizes);
-    chunks.bytes(&sizes.0)
 }
 
 /// Bytes of a parameter's value.

@@ -67,12 +67,14 @@ impl<'a, B: Backend> Call<'a, B> {
 
     /// The blocks of a group of samples.
     fn blocks(&self, samples: &Range<usize>) -> impl Iterator<Item = Block> + use<B> {
-        let (Sizes { heads, time, keys, .. }, causal) = (self.sizes, self.terms.settings.causal);
+        let Sizes { heads, time, keys, .. } = self.sizes;
+        let (causal, window) = (self.terms.settings.causal, self.terms.settings.window.unwrap_or(keys));
         let (samples, size) = (samples.clone(), (SCORES / (4 * samples.len() * heads * keys)).clamp(1, time));
         (0..time).step_by(size).map(move |first| {
             let last = (first + size).min(time);
             let seen = if causal { (last + keys).saturating_sub(time).clamp(1, keys) } else { keys };
-            Block { samples: samples.clone(), queries: first..last, keys: seen }
+            let passed = (first + 1 + keys).saturating_sub(time + window).min(seen - 1);
+            Block { samples: samples.clone(), queries: first..last, keys: passed..seen }
         })
     }
 
@@ -115,7 +117,7 @@ impl<'a, B: Backend> Call<'a, B> {
         for group in self.groups() {
             let [queries, keys, values] = load(&group);
             for block in self.blocks(&group) {
-                let [keys, values] = [&keys, &values].map(|part| rows(part, &(0..block.keys)));
+                let [keys, values] = [&keys, &values].map(|part| rows(part, &block.keys));
                 let scores = self.scores(rows(&queries, &block.queries), keys, &block);
                 let largest = scores.clone().largest(3);
                 let hidden = largest.clone().equal(f32::NEG_INFINITY);
@@ -154,8 +156,8 @@ impl<'a, B: Backend> Call<'a, B> {
             let [mut of_keys, mut of_values] = [zeros(kv_heads, keys), zeros(kv_heads, keys)];
             for block in self.blocks(&group) {
                 let at = |heads, rows: Range<usize>| [0..group.len(), 0..heads, rows];
-                let seen = || at(kv_heads, 0..block.keys);
-                let [keys, values] = [&all_keys, &all_values].map(|part| rows(part, &(0..block.keys)));
+                let seen = || at(kv_heads, block.keys.clone());
+                let [keys, values] = [&all_keys, &all_values].map(|part| rows(part, &block.keys));
                 let [queries, gradient, products, log_sums] =
                     [&queries, &gradient, &products, &log_sums].map(|part| rows(part, &block.queries));
                 let probabilities = (self.scores(queries.clone(), keys.clone(), &block) - log_sums).exp();

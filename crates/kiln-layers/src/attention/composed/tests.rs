@@ -14,7 +14,8 @@ use crate::composed::tests::{DTYPES, assert_close, assert_independent, numbers};
 use kiln_operations::cpu::stored::{from_f32, to_f32};
 
 fn terms(heads: usize, causal: bool) -> Terms<Flex> {
-    let settings = Settings { heads, causal, key_lengths: None, scale: 0.3, dropout: 0.0, first_sample: 0 };
+    let settings =
+        Settings { heads, causal, window: None, key_lengths: None, scale: 0.3, dropout: 0.0, first_sample: 0 };
     Terms { masked: None, seed: None, settings }
 }
 
@@ -52,8 +53,16 @@ fn grouped_as_the_kernels() {
     for dtype in DTYPES {
         // Fewer keys than queries, and more.
         for (time, keys) in [(13, 7), (7, 40)] {
-            for (causal, lengths, masked) in [(true, false, false), (false, true, false), (true, true, true)] {
-                let (what, mut terms) = (format!("{dtype:?} {time} {causal} {lengths} {masked}"), terms(4, causal));
+            for (causal, lengths, masked, window) in [
+                (true, false, false, None),
+                (false, true, false, None),
+                (true, true, true, None),
+                (true, false, false, Some(3)),
+                (true, true, true, Some(5)),
+            ] {
+                let what = format!("{dtype:?} {time} {causal} {lengths} {masked} {window:?}");
+                let mut terms = terms(4, causal);
+                terms.settings.window = window;
                 terms.settings.key_lengths = lengths.then(|| Arc::from([0, keys, 3]));
                 if masked {
                     terms.masked = Some(pairs(time, keys));
@@ -193,7 +202,7 @@ fn dropout_drops_its_rate_and_the_same_in_both_passes() {
     // A block in the middle drops the same weights there as the whole call.
     let call = Call::<Flex>::packed(&gradient, &terms);
     let bits = |queries: std::ops::Range<usize>| {
-        let block = Block { samples: 1..2, queries, keys: time };
+        let block = Block { samples: 1..2, queries, keys: 0..time };
         let dropped = dropped::<Flex>(&block, call.sizes, &terms).unwrap();
         dropped.to_contiguous().bytes().to_vec()
     };

@@ -83,10 +83,12 @@ pub(super) fn queries_gradient<E: Float, S: Float, B: Int, N: Size>(
     }
     let log_sum = log_sums.read(place);
     let of_row = pairs.seen(sample, row, time, count, form.causal);
+    let from = pairs.first(row, time, count, form.windowed);
     let of_query = pairs.of_query(pairs.of_head(sample * heads + head), row);
     let end = pairs.seen(sample, min(first + comptime!(form.rows()), time) - 1, time, count, form.causal);
     let mut sums = zeros::<N>(form.depth, form);
-    let mut start = 0usize;
+    let mut start = pairs.first(first, time, count, form.windowed);
+    start -= start % COLUMNS;
     while start < end {
         sync_cube();
         load::<E, S, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, form);
@@ -102,7 +104,7 @@ pub(super) fn queries_gradient<E: Float, S: Float, B: Int, N: Size>(
             #[unroll]
             for value in 0..QUAD {
                 let key = start + column + value;
-                let is_seen = key < of_row && pairs.shows(sample, head, row, min(key, count - 1));
+                let is_seen = key >= from && key < of_row && pairs.shows(sample, head, row, min(key, count - 1));
                 let weight = (scores.extract(value) * scale - log_sum).exp();
                 let change = weight * (gradients.extract(value) * pairs.factor(of_query, key) - product) * scale;
                 quad.insert(value, S::cast_from(select(is_seen, change, 0.0f32)));
@@ -169,6 +171,7 @@ pub(super) fn keys_gradient<E: Float, S: Float, B: Int, N: Size>(
         begin = select(position > count, position - count, 0usize);
         begin = begin - begin % COLUMNS;
     }
+    let end = pairs.last_query(first + comptime!(form.rows()) - 1, time, count, form.windowed);
     let mut of_keys_sum = zeros::<N>(form.depth, form);
     let mut of_values_sum = zeros::<N>(form.depth, form);
     let mut member = 0usize;
@@ -176,7 +179,7 @@ pub(super) fn keys_gradient<E: Float, S: Float, B: Int, N: Size>(
         let head = kv_head * together + member;
         let of_head = pairs.of_head(sample * heads + head);
         let mut start = begin;
-        while start < time {
+        while start < end {
             sync_cube();
             load::<E, S, N>(&queries, &mut columns, &of_queries, sample, head, start, time, COLUMNS, form);
             load::<E, S, N>(&gradient, &mut weighted, &of_gradient, sample, head, start, time, COLUMNS, form);
@@ -197,7 +200,9 @@ pub(super) fn keys_gradient<E: Float, S: Float, B: Int, N: Size>(
                 #[unroll]
                 for value in 0..QUAD {
                     let (column, query) = (column + value, start + column + value);
-                    let sees = query < time && row < pairs.seen(sample, query, time, count, form.causal);
+                    let sees = query < time
+                        && row < pairs.seen(sample, query, time, count, form.causal)
+                        && row >= pairs.first(query, time, count, form.windowed);
                     let is_seen = sees && pairs.shows(sample, head, min(query, time - 1), min(row, count - 1));
                     let weight = (scores.extract(value) * scale - log_sums_of[column]).exp();
                     let weight = select(is_seen, weight, 0.0f32);

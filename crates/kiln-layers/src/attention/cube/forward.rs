@@ -52,10 +52,13 @@ pub(super) fn attend<E: Float, S: Float, B: Int, N: Size>(
     let row = first + unit / 2;
     let query = min(row, time - 1);
     let of_row = pairs.seen(sample, query, time, count, form.causal);
+    let from = pairs.first(query, time, count, form.windowed);
+    let begin = pairs.first(first, time, count, form.windowed);
+    let begin = begin - begin % COLUMNS;
     let of_query = pairs.of_query(pairs.of_head(sample * heads + head), query);
     let mut largest = f32::min_value();
     let mut sum = 0.0f32;
-    let mut start = 0usize;
+    let mut start = begin;
     while start < end {
         sync_cube();
         load::<E, S, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, form);
@@ -69,7 +72,7 @@ pub(super) fn attend<E: Float, S: Float, B: Int, N: Size>(
             #[unroll]
             for value in 0..QUAD {
                 let key = start + column + value;
-                let is_seen = key < of_row && pairs.shows(sample, head, query, min(key, count - 1));
+                let is_seen = key >= from && key < of_row && pairs.shows(sample, head, query, min(key, count - 1));
                 of_all = max(of_all, select(is_seen, scores.extract(value) * scale, f32::min_value()));
             }
         }
@@ -82,7 +85,7 @@ pub(super) fn attend<E: Float, S: Float, B: Int, N: Size>(
             #[unroll]
             for value in 0..QUAD {
                 let key = start + column + value;
-                let is_seen = key < of_row && pairs.shows(sample, head, query, min(key, count - 1));
+                let is_seen = key >= from && key < of_row && pairs.shows(sample, head, query, min(key, count - 1));
                 sum += select(is_seen, (scores.extract(value) * scale - largest).exp(), 0.0f32);
             }
         }
@@ -101,7 +104,7 @@ pub(super) fn attend<E: Float, S: Float, B: Int, N: Size>(
         log_sums.write((sample * heads + head) * time + row, log_sum);
     }
     let mut sums = zeros::<N>(form.depth, form);
-    let mut start = 0usize;
+    let mut start = begin;
     while start < end {
         sync_cube();
         load::<E, S, N>(&keys, &mut columns, &of_keys, sample, kv_head, start, count, COLUMNS, form);
@@ -116,7 +119,7 @@ pub(super) fn attend<E: Float, S: Float, B: Int, N: Size>(
             #[unroll]
             for value in 0..QUAD {
                 let key = start + column + value;
-                let is_seen = key < of_row && pairs.shows(sample, head, query, min(key, count - 1));
+                let is_seen = key >= from && key < of_row && pairs.shows(sample, head, query, min(key, count - 1));
                 let weight = (scores.extract(value) * scale - log_sum).exp() * pairs.factor(of_query, key);
                 quad.insert(value, S::cast_from(select(is_seen, weight, 0.0f32)));
             }

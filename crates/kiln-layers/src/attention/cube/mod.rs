@@ -108,7 +108,8 @@ impl Call {
         let dtypes = [dtype_to_storage_type(like.dtype), products, dtype_to_storage_type(terms.dtype())];
         // As many planes as the shared memory of all devices has room for.
         let planes = (if sizes.depth <= 64 { 8 } else { 4 }) / like.dtype.size();
-        let form = Form { causal: settings.causal, depth: sizes.depth, planes, inner };
+        let windowed = settings.window.is_some();
+        let form = Form { causal: settings.causal, windowed, depth: sizes.depth, planes, inner };
         Self { sizes, scale: settings.scale, form, terms, dtypes, vector: VECTOR / like.dtype.size() }
     }
 

@@ -15,6 +15,8 @@ use crate::mixed::mixed;
 /// Masks and dropout of a call. `B` is the dtype of the boolean mask.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Pairs<'a, B: Int> {
+    /// How many of the newest keys a query sees, if not all.
+    window: usize,
     /// The number of keys of each sample that are no padding.
     lengths: ComptimeOption<LinearView<'a, u32>>,
     /// The boolean mask. Its places are values, and a dimension of length 1 has the distance 0.
@@ -40,6 +42,26 @@ impl<B: Int> Pairs<'_, B> {
             ComptimeOption::Some(lengths) => min(seen, lengths.read(sample) as usize),
             ComptimeOption::None => seen,
         }
+    }
+
+    /// The first key that a query sees by its position.
+    pub(super) fn first(&self, query: usize, time: usize, keys: usize, #[comptime] windowed: bool) -> usize {
+        let mut first = 0usize;
+        if comptime!(windowed) {
+            let (position, passed) = (query + 1 + keys, time + self.window);
+            first = select(position > passed, position - passed, 0usize);
+        }
+        first
+    }
+
+    /// The end of the queries that see keys up to `last` by their position.
+    pub(super) fn last_query(&self, last: usize, time: usize, keys: usize, #[comptime] windowed: bool) -> usize {
+        let mut end = time;
+        if comptime!(windowed) {
+            let position = last + time + self.window;
+            end = min(time, select(position > keys, position - keys, 0usize));
+        }
+        end
     }
 
     /// Whether the boolean mask leaves a pair.
@@ -86,6 +108,7 @@ impl<B: Int> Pairs<'_, B> {
 
 /// The tensors of a call's masks and dropout.
 pub(super) struct Terms {
+    window: usize,
     lengths: Option<CubeTensor>,
     masked: Option<CubeTensor>,
     seed: Option<CubeTensor>,
@@ -106,7 +129,8 @@ impl Terms {
             let shape = Shape::new([lengths.len()]);
             CubeTensor::new_contiguous(like.client.clone(), like.device.clone(), shape, handle, DType::U32)
         });
-        Self { lengths, masked: inputs.pop().map(into_contiguous), seed, dropout: settings.dropout }
+        let window = settings.window.unwrap_or(0);
+        Self { window, lengths, masked: inputs.pop().map(into_contiguous), seed, dropout: settings.dropout }
     }
 
     /// The dtype of the boolean mask.
@@ -124,6 +148,7 @@ impl Terms {
             of_keys = distances[3];
         }
         PairsLaunch::new(
+            self.window,
             view(&self.lengths).into(),
             view(&self.masked).into(),
             place,

@@ -31,6 +31,8 @@ pub(super) type Quad<E> = Vector<E, Const<QUAD>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
     pub(super) causal: bool,
+    /// Whether a query sees only some of the newest keys.
+    pub(super) windowed: bool,
     /// Values of a row.
     pub(super) depth: usize,
     pub(super) planes: usize,

@@ -93,7 +93,8 @@ fn span<E: Stored>(
     of_queries.fill(0.0);
     let log_sums = &saved.log_sums[(sample * sizes.heads + head) * sizes.time + first..][..count];
     let end = call.last_key(sample, first + count);
-    for key in (0..end).step_by(KEYS) {
+    let begin = call.first_key(first) / KEYS * KEYS;
+    for key in (begin..end).step_by(KEYS) {
         let block = KEYS.min(end - key);
         let stride = block.next_multiple_of(LANES);
         let keys = sized(&mut scratch.keys, block * depth);
@@ -106,7 +107,7 @@ fn span<E: Stored>(
         for query in (0..count).step_by(QUERIES) {
             let rows = QUERIES.min(count - query);
             let columns = call.last_key(sample, first + query + rows).saturating_sub(key).min(block);
-            if columns == 0 {
+            if columns == 0 || call.first_key(first + query) >= key + columns {
                 continue;
             }
             let scores = sized(&mut scratch.scores, rows * stride);

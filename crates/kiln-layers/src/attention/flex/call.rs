@@ -36,8 +36,14 @@ impl<'a> Call<'a> {
         if self.settings.causal { (queries + keys).saturating_sub(time).min(limit) } else { limit }
     }
 
-    /// The number of keys that each query from `query` on sees, of the `keys` keys from `key` on. Scores that the boolean mask hides are
-    /// set to negative infinity.
+    /// The first key that a query sees by its position. Later queries see no earlier one.
+    pub(super) fn first_key(&self, query: usize) -> usize {
+        let Sizes { time, keys, .. } = self.sizes;
+        self.settings.window.map_or(0, |window| (query + 1 + keys).saturating_sub(time + window))
+    }
+
+    /// The number of keys up to the last one that each query from `query` on sees, of the `keys` keys from `key` on. Scores that the window or
+    /// the boolean mask hides are set to negative infinity.
     pub(super) fn hide(
         &self,
         [sample, head, query, key]: [usize; 4],
@@ -46,6 +52,9 @@ impl<'a> Call<'a> {
     ) {
         for (row, seen) in seen.iter_mut().enumerate() {
             *seen = self.last_key(sample, query + row + 1).saturating_sub(key).min(keys);
+            let passed = self.first_key(query + row).saturating_sub(key).min(*seen);
+            scores[row * stride..][..passed].fill(f32::NEG_INFINITY);
+            *seen = if passed < *seen { *seen } else { 0 };
         }
         let Some(masked) = &self.masked else { return };
         let (layout, shape, values) = (masked.layout(), masked.shape(), masked.storage::<u8>());
@@ -57,9 +66,10 @@ impl<'a> Call<'a> {
         let first = layout.start_offset() + sample * step(0) + head * step(1) + key * step(3);
         for (row, (scores, seen)) in scores.chunks_exact_mut(stride).zip(seen).enumerate() {
             let hidden = &values[first + (query + row) * step(2)..];
+            let passed = self.first_key(query + row).saturating_sub(key).min(*seen);
             let all = match step(3) {
                 0 => hidden[0] != 0,
-                _ => hide_row(&mut scores[..*seen], &hidden[..*seen]),
+                _ => hide_row(&mut scores[passed..*seen], &hidden[passed..*seen]),
             };
             if all {
                 *seen = 0;

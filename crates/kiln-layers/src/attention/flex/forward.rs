@@ -50,7 +50,8 @@ pub(super) fn forward<E: Stored>(
     largest.fill(f32::NEG_INFINITY);
     log_sums.fill(0.0);
     let end = call.last_key(sample, first + count);
-    for key in (0..end).step_by(KEYS) {
+    let begin = call.first_key(first) / KEYS * KEYS;
+    for key in (begin..end).step_by(KEYS) {
         let block = KEYS.min(end - key);
         let stride = block.next_multiple_of(LANES);
         let (keys, values) = (sized(keys, depth * stride), sized(values, block * depth));
@@ -60,7 +61,7 @@ pub(super) fn forward<E: Stored>(
         for query in (0..count).step_by(QUERIES) {
             let rows = QUERIES.min(count - query);
             let columns = call.last_key(sample, first + query + rows).saturating_sub(key).min(block);
-            if columns == 0 {
+            if columns == 0 || call.first_key(first + query) >= key + columns {
                 continue;
             }
             let (scores, seen) = (sized(scores, rows * stride), sized(seen, rows));

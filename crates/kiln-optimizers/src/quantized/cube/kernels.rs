@@ -41,7 +41,11 @@ pub(super) struct Moment {
 }
 
 impl Launch {
-    pub(super) fn adamw(self, rule: AdamWRule, [first, second]: [Moment; 2]) -> (CubeTensor, [Moment; 2]) {
+    pub(super) fn adamw(
+        self,
+        (rule, scale): (AdamWRule, f32),
+        [first, second]: [Moment; 2],
+    ) -> (CubeTensor, [Moment; 2]) {
         let (client, count, dim, address) = self.geometry(&first);
         let dtypes = [self.parameter.dtype, self.gradient.dtype].map(dtype_to_storage_type);
         let (next, next_view) = next_values(&self.parameter);
@@ -70,6 +74,7 @@ impl Launch {
                 rule.keep,
                 rule.rate,
                 rule.root,
+                scale,
             ),
             key(self.noise),
             key(self.noise.map(Noise::other)),
@@ -79,7 +84,7 @@ impl Launch {
         (next, [next_first, next_second])
     }
 
-    pub(super) fn momentum(self, rule: MomentumRule, moment: Moment) -> (CubeTensor, Moment) {
+    pub(super) fn momentum(self, (rule, scale): (MomentumRule, f32), moment: Moment) -> (CubeTensor, Moment) {
         let (client, count, dim, address) = self.geometry(&moment);
         let dtypes = [self.parameter.dtype, self.gradient.dtype].map(dtype_to_storage_type);
         let (next, next_view) = next_values(&self.parameter);
@@ -95,7 +100,7 @@ impl Launch {
             self.tables.into_buffer_arg(),
             next_view,
             next_codes,
-            MomentumSettingsLaunch::new(rule.penalty.unwrap_or(0.0), rule.factor, rule.share, rule.rate),
+            MomentumSettingsLaunch::new(rule.penalty.unwrap_or(0.0), rule.factor, rule.share, rule.rate, scale),
             key(self.noise),
             rule.penalty.is_some(),
             rule.nesterov,
@@ -160,7 +165,7 @@ fn key(noise: Option<Noise>) -> NoiseKeyLaunch {
     NoiseKeyLaunch::new(key, stream)
 }
 
-/// The numbers of [`AdamWRule`]. `rest` is 1 minus a beta.
+/// The numbers of [`AdamWRule`], and that which multiplies the gradient. `rest` is 1 minus a beta.
 #[derive(CubeType, CubeLaunch)]
 struct AdamWSettings {
     beta_1: f32,
@@ -171,6 +176,7 @@ struct AdamWSettings {
     keep: f32,
     rate: f32,
     root: f32,
+    scale: f32,
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -210,7 +216,7 @@ fn adamw<P: Float, G: Float>(
         #[unroll]
         for lane in 0..LANES {
             let p = f32::cast_from(parameter.read_checked(place + lane));
-            let g = f32::cast_from(gradient.read_checked(place + lane));
+            let g = product(f32::cast_from(gradient.read_checked(place + lane)), rule.scale);
             m[lane] = product(m[lane], rule.beta_1) + product(g, rule.rest_1);
             v[lane] = product(v[lane], rule.beta_2) + product(product(g, g), rule.rest_2);
             let denominator = product(v[lane].sqrt(), rule.root) + rule.epsilon;
@@ -227,13 +233,14 @@ fn adamw<P: Float, G: Float>(
     }
 }
 
-/// The numbers of [`MomentumRule`].
+/// The numbers of [`MomentumRule`], and that which multiplies the gradient.
 #[derive(CubeType, CubeLaunch)]
 struct MomentumSettings {
     penalty: f32,
     factor: f32,
     share: f32,
     rate: f32,
+    scale: f32,
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -268,7 +275,7 @@ fn momentum<P: Float, G: Float>(
         #[unroll]
         for lane in 0..LANES {
             let p = f32::cast_from(parameter.read_checked(place + lane));
-            let plain = f32::cast_from(gradient.read_checked(place + lane));
+            let plain = product(f32::cast_from(gradient.read_checked(place + lane)), rule.scale);
             let g = if comptime!(has_penalty) { product(p, rule.penalty) + plain } else { plain };
             v[lane] = product(g, rule.share) + product(v[lane], rule.factor);
             let delta = if comptime!(nesterov) { product(v[lane], rule.factor) + g } else { v[lane] };

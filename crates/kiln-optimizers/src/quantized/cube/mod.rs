@@ -43,7 +43,8 @@ pub(super) fn tables<const N: usize>(books: [CodeBook; N], device: &Device) -> T
     Tensor::from_data(TensorData::new(numbers, [count]), (device, DType::F32))
 }
 
-/// The updates as operations of the backend. Outputs are parameter, codes and scales.
+/// The updates as operations of the backend, each by a rule and a number that multiplies the gradient first. Outputs are parameter, codes and
+/// scales.
 #[backend_extension(Cube, Fusion)]
 pub(super) trait BlockwiseUpdate: Backend {
     #[allow(clippy::too_many_arguments, reason = "operations take tensors one by one")]
@@ -59,7 +60,7 @@ pub(super) trait BlockwiseUpdate: Backend {
         second_codes: IntTensor<Self>,
         second_scales: FloatTensor<Self>,
         tables: FloatTensor<Self>,
-        rule: AdamWRule,
+        rule: (AdamWRule, f32),
         books: [CodeBook; 2],
         noise: Option<Noise>,
     ) -> (FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>);
@@ -72,7 +73,7 @@ pub(super) trait BlockwiseUpdate: Backend {
         codes: IntTensor<Self>,
         scales: FloatTensor<Self>,
         tables: FloatTensor<Self>,
-        rule: MomentumRule,
+        rule: (MomentumRule, f32),
         book: CodeBook,
         noise: Option<Noise>,
     ) -> (FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>);
@@ -87,7 +88,7 @@ impl BlockwiseUpdate for CubeBackend {
         second_codes: CubeTensor,
         second_scales: CubeTensor,
         tables: CubeTensor,
-        rule: AdamWRule,
+        rule: (AdamWRule, f32),
         books: [CodeBook; 2],
         noise: Option<Noise>,
     ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
@@ -104,7 +105,7 @@ impl BlockwiseUpdate for CubeBackend {
         codes: CubeTensor,
         scales: CubeTensor,
         tables: CubeTensor,
-        rule: MomentumRule,
+        rule: (MomentumRule, f32),
         book: CodeBook,
         noise: Option<Noise>,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {

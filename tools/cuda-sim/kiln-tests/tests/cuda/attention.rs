@@ -16,6 +16,7 @@ struct Case {
     keys: usize,
     depth: usize,
     causal: bool,
+    window: Option<usize>,
     lengths: Option<[usize; 2]>,
     /// The shape of the boolean mask.
     masked: Option<[usize; 4]>,
@@ -32,12 +33,13 @@ fn hides(index: usize) -> bool {
 impl Case {
     fn is_hidden(&self, sample: usize, head: usize, query: usize, key: usize) -> bool {
         let later = self.causal && key + self.time > query + self.keys;
+        let passed = self.window.is_some_and(|window| key + self.time + window <= query + self.keys);
         let padding = self.lengths.is_some_and(|lengths| key >= lengths[sample]);
         let masked = self.masked.is_some_and(|shape| {
             let place = [sample, head, query, key].into_iter().zip(shape);
             hides(place.fold(0, |index, (at, length)| index * length + if length == 1 { 0 } else { at }))
         });
-        later || padding || masked
+        later || passed || padding || masked
     }
 
     fn factor(&self, sample: usize, head: usize, query: usize, key: usize) -> f64 {
@@ -48,7 +50,8 @@ impl Case {
     }
 
     fn options(&self, device: &Device) -> AttentionOptions {
-        let mut options = AttentionOptions::from(if self.causal { Mask::Causal } else { Mask::None });
+        let causal = if self.causal { Mask::Causal } else { Mask::None };
+        let mut options = AttentionOptions::from(self.window.map_or(causal, Mask::Window));
         if let Some(lengths) = self.lengths {
             options = options.with_key_lengths(lengths.to_vec());
         }
@@ -137,6 +140,7 @@ fn masks_and_dropout() {
         keys: 37,
         depth: 64,
         causal: false,
+        window: None,
         lengths: None,
         masked: None,
         dropout: 0.0,
@@ -147,6 +151,9 @@ fn masks_and_dropout() {
         Case { causal: true, dropout: 0.1, ..plain },
         Case { lengths: Some([37, 5]), masked: Some([2, 1, 1, 37]), ..plain },
         Case { causal: true, masked: Some([1, 4, 21, 45]), dropout: 0.5, ..few },
+        // Blocks of older keys, and of later queries, are not computed.
+        Case { causal: true, window: Some(9), time: 101, keys: 101, dropout: 0.1, depth: 32, ..plain },
+        Case { causal: true, window: Some(4), lengths: Some([30, 45]), masked: Some([1, 1, 21, 45]), ..few },
         // A sample of which no key is seen.
         Case { lengths: Some([0, 45]), dropout: 0.25, ..few },
         // Queries before the first key.

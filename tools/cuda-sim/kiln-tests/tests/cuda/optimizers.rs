@@ -95,7 +95,12 @@ where
     };
     for step in 0..STEPS {
         let gradient = tensor(shape, gradients.numbers(count, step), dtype, device);
-        (parameter, state) = optimizer.step(3e-3, parameter, gradient, state);
+        let next = |parameter, state| optimizer.step(3e-3, parameter, gradient.clone(), state);
+        (parameter, state) = match step {
+            // Together with others, of which there are none, and with gradients that are scaled.
+            2 => update_together(0.3, || next(parameter.clone(), state.clone())).result,
+            _ => next(parameter, state),
+        };
         seen.push((format!("parameter at step {step}"), read(parameter.to_data())));
         for (place, moment) in state.as_ref().unwrap().moments().into_iter().enumerate() {
             seen.push((format!("codes {place} at step {step}"), read(moment.codes().to_data())));
