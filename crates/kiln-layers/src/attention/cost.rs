@@ -99,7 +99,7 @@ impl Sizes {
     fn product(&self) -> f64 {
         let (time, keys) = (self.time as f64, self.keys as f64);
         let seen = if self.causal { (0.5 * (time + QUERIES as f64)).min(keys) } else { keys };
-        // The newest keys of a block of queries, and those of the blocks of keys that they are in.
+        // A block of queries sees a window and its own length, and its first and last blocks of keys are computed whole.
         let seen = seen.min(self.window as f64 + (QUERIES + KEYS) as f64);
         (self.samples * self.heads) as f64 * time * seen * self.depth as f64
     }

@@ -21,7 +21,7 @@ pub enum Mask {
     /// training, this equals torch's `is_causal`.
     Causal,
     /// As [`Causal`](Self::Causal), and of these keys only so many newest ones, that of the query itself among them: the sliding window of
-    /// Mistral (Jiang et al. 2023). Nothing is computed for blocks of keys that are older.
+    /// Mistral (Jiang et al. 2023). Nothing is computed for blocks of keys that lie wholly before the window.
     Window(usize),
 }
 

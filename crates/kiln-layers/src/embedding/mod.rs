@@ -19,8 +19,8 @@ use burn::tensor::{DType, Int, Tensor};
 /// The rows of an embedding's weight, as [`Embedding::forward`]: `[samples, time, width]` for ids `[samples, time]`.
 ///
 /// On a GPU the gradient of the weight is one kernel whose sums are f32 and in the order of the ids, so that it has the same bits each
-/// time. burn's kernel for it takes 3 ms for 8,192 ids of GPT-2's vocabulary on an H200. On the CPU rows are added where the gradient is, of
-/// which burn's operation makes a second one. An id that is not below the number of rows must not be given.
+/// time. burn's kernel for it takes 3 ms for 8,192 ids of GPT-2's vocabulary on an H200. On the CPU, rows are added to the gradient in
+/// place; burn's operation makes it twice. An id that is not below the number of rows must not be given.
 ///
 /// ```
 /// use burn::nn::EmbeddingConfig;

@@ -437,3 +437,28 @@ fn mistakes_are_errors_that_name_both_sides() {
         "the queries is F32, and the values is F16; expected the same"
     );
 }
+
+#[test]
+fn a_window_has_the_bits_of_a_mask_of_its_pairs() {
+    let device = Device::flex().autodiff();
+    let run = |[time, keys]: [usize; 2], dtype: DType, options: AttentionOptions| {
+        let q = tensor([1, 4, time, 8], 1, 2.0, dtype, &device).require_grad();
+        let [k, v] = [2, 3].map(|seed| tensor([1, 2, keys, 8], seed, 2.0, dtype, &device).require_grad());
+        let y = attention(q.clone(), k.clone(), v.clone(), options).unwrap();
+        let gradients = y.clone().cast(DType::F32).square().sum().backward();
+        [values(&y), values(&q.grad(&gradients).unwrap()), values(&k.grad(&gradients).unwrap())]
+    };
+    for [time, keys] in [[300, 300], [130, 600], [600, 130], [700, 1]] {
+        for window in [1, 9, 257] {
+            let passed = (0..time * keys).map(|pair| pair % keys + time + window <= pair / keys + keys);
+            let passed: Vec<bool> = passed.collect();
+            let masked = Tensor::<4, Bool>::from_data(TensorData::new(passed, [1, 1, time, keys]), &device);
+            for dtype in [DType::F32, DType::BF16] {
+                let window_of = run([time, keys], dtype, Mask::Window(window).into());
+                let mask_of =
+                    run([time, keys], dtype, AttentionOptions::from(Mask::Causal).with_masked(masked.clone()));
+                assert!(window_of == mask_of, "{time} {keys} {window} {dtype:?}");
+            }
+        }
+    }
+}

@@ -35,6 +35,10 @@ fn sizes_dtypes_and_settings() {
         let text = heads(count);
         assert!(text.starts_with(&format!("the number of heads is {count}, expected")), "{text}");
     }
+    assert_eq!(
+        message(self_attention(Tensor::zeros([1, 4, 24], &device), 2, Mask::Window(0)).map(|_| ())),
+        "the window of keys is 0, expected a positive number"
+    );
 
     let loss = |hidden, weight, bias, rows| {
         message(LinearCrossEntropy::new().forward(hidden, weight, bias, targets(rows)).map(|_| ()))

@@ -45,13 +45,15 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         });
         tensors.push(TraceTensor { shape, dtype: a.dtype, role, path });
     }
-    let Recording { mut graph, phases, cuts, releases, shared, apart, .. } = first;
+    let Recording { mut graph, phases, cuts, releases, learned, shared, apart, .. } = first;
+    let learned = learned.iter().map(|path| paths.number(path)).collect();
     graph.shrink(); // traces are kept as long as a run
     Ok(StepTrace {
         graph,
         tensors,
         shapes,
         paths: paths.texts,
+        learned,
         phases,
         cuts,
         releases,

@@ -52,7 +52,7 @@ pub struct UpdateChunks {
 }
 
 impl UpdateChunks {
-    /// The size limit of a chunk of several parameters, if all have so many bytes.
+    /// The size limit of a chunk of several parameters, if all parameters together have `all` bytes.
     pub fn bytes(&self, all: u64) -> u64 {
         (all / self.parts.max(1)).max(self.least)
     }

@@ -129,11 +129,11 @@ fn record_once<M: Module + 'static>(
     let recorder = Recorder { device: plain.clone().autodiff(), batch, cuts: Default::default() };
     let mut marks = vec![];
     let mut releases = vec![];
-    let (mut roles, mut summed) = (vec![], Summed::default());
+    let (mut roles, mut found) = (vec![], Found::default());
     let (mut failure, mut held) = (None, None);
     let captured = plain.capture_scope(|scope| {
         let positions = [&mut marks, &mut releases];
-        let noted = (&mut roles, &mut summed);
+        let noted = (&mut roles, &mut found);
         let run = || step(&recorder, &build, &forward, &optimizers, (options, begun), positions, noted);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(values)) => held = Some(values),
@@ -193,8 +193,8 @@ fn record_once<M: Module + 'static>(
         });
     };
     let Captured { graph, tensors, shapes, .. } = captured;
-    let Summed { uses, shared, apart } = summed;
-    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor, uses, shared, apart })
+    let Found { learned, uses, shared, apart } = found;
+    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor, learned, uses, shared, apart })
 }
 
 fn message_of(panic: Box<dyn Any + Send>) -> String {
@@ -211,9 +211,11 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The sums of a step.
+/// What is found out about the parameters of a step.
 #[derive(Default)]
-struct Summed {
+struct Found {
+    /// Paths of those that learn.
+    learned: Vec<String>,
     uses: SumUses,
     /// Paths of the parameters that several operations use.
     shared: BTreeSet<String>,
@@ -229,7 +231,7 @@ fn step<M: Module + 'static>(
     optimizers: impl Fn(&M) -> Optimizers,
     (options, begun): (StepOptions, &Begun),
     [marks, releases]: [&mut Vec<TensorId>; 2],
-    (roles, summed): (&mut Vec<(TensorId, Role)>, &mut Summed),
+    (roles, found): (&mut Vec<(TensorId, Role)>, &mut Found),
 ) -> Result<Box<dyn Any>, String> {
     let model = build(recorder.device());
     let mut parameters = Parameters::default();
@@ -237,10 +239,11 @@ fn step<M: Module + 'static>(
     let model = model.map(&mut Untrack);
     let mut parameters = Parameters::default();
     model.visit(&mut parameters);
-    if !parameters.learns {
+    if parameters.learned.is_empty() {
         return Err("the model has no parameter that learns".into());
     }
     roles.append(&mut parameters.found);
+    found.learned = parameters.learned;
 
     let Optimizers { groups, scales_in_update } = optimizers(&model);
     let options = StepOptions { scale_gradients: options.scale_gradients && !scales_in_update, ..options };
@@ -298,14 +301,14 @@ fn step<M: Module + 'static>(
     let mut apart = take.taken;
     drop(take.gradients);
     if let Some(running) = running {
-        summed.uses = running.uses(&model);
+        found.uses = running.uses(&model);
         let mut shared = Shared { running: &running, path: vec![], found: BTreeSet::new() };
         model.visit(&mut shared);
-        summed.shared = shared.found;
+        found.shared = shared.found;
         let gradients = running.finish(&model).map_err(|error| error.to_string())?;
         model.visit(&mut Join { from: gradients, to: &mut apart });
     }
-    summed.apart = take.apart;
+    found.apart = take.apart;
     if apart.is_empty() {
         return Err(NO_GRADIENT.into());
     }

@@ -60,6 +60,8 @@ pub(crate) struct Recording {
     pub(crate) releases: Vec<usize>,
     /// The role of each tensor, if it has one.
     pub(crate) roles: Vec<Option<Role>>,
+    /// Paths of the parameters that learn, in the order of the fields.
+    pub(crate) learned: Vec<String>,
     /// The uses of parameters that have running sums.
     pub(crate) uses: SumUses,
     /// Paths of the parameters that several operations use, if they have running sums.

@@ -1,10 +1,12 @@
 //! The steps of the stages that a model's chain of blocks is divided into, as traces of their own.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::DType;
 
 use super::graph::{Operation, Use};
 use super::passes::{NONE, backward_passes};
-use super::step_trace::{StepTrace, TraceRole};
+use super::step_trace::{StepTrace, TraceRole, TraceTensor};
 use crate::error::Error;
 
 impl StepTrace {
@@ -40,7 +42,7 @@ impl StepTrace {
         Ok((0..bounds.len() - 1).map(|stage| divided.part(stage)).collect())
     }
 
-    /// The paths and numbers of elements of the parameters that learn, in the order of their updates.
+    /// The paths and numbers of elements of the parameters that are updated, in the order of the fields.
     pub fn learned_parameters(&self) -> Vec<(&str, u64)> {
         self.learned_shapes().map(|(path, shape, _)| (path, elements(&shape))).collect()
     }
@@ -54,11 +56,14 @@ impl StepTrace {
     pub(crate) fn learned_shapes(&self) -> impl Iterator<Item = (&str, Vec<usize>, DType)> {
         let [.., update, end] = self.phases;
         let outputs = (update..end).flat_map(|index| self.graph.outputs_at(index));
-        let updated = outputs.filter(|output| self.tensors[**output as usize].role == TraceRole::Updated);
-        updated.filter_map(|output| {
-            let tensor = &self.tensors[*output as usize];
+        let updated = outputs.map(|output| self.tensors[*output as usize]);
+        let updated = updated.filter(|tensor| tensor.role == TraceRole::Updated);
+        let updated: BTreeMap<u32, TraceTensor> = updated.filter_map(|tensor| Some((tensor.path?, tensor))).collect();
+        self.learned.iter().filter_map(move |path| {
+            let tensor = updated.get(path)?;
             let shape = &self.shapes[tensor.shape as usize];
-            Some((self.path_of(*output as usize)?, shape.iter().map(|size| size[0]).collect(), tensor.dtype))
+            let sizes = shape.iter().map(|size| size[0]).collect();
+            Some((self.paths[*path as usize].as_str(), sizes, tensor.dtype))
         })
     }
 

@@ -20,6 +20,8 @@ pub struct StepTrace {
     pub(crate) shapes: Vec<Vec<[usize; 2]>>,
     /// Paths of parameters and modules.
     pub(crate) paths: Vec<String>,
+    /// The parameters that learn, in the order of the fields: indices into `paths`.
+    pub(crate) learned: Vec<u32>,
     /// Indices of the first operation of the step, of the backward pass, of the update, and after the update. Operations before the first
     /// one make parameters and optimizer state.
     pub(crate) phases: [usize; 4],

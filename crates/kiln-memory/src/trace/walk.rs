@@ -22,8 +22,8 @@ pub(super) fn joined(path: &[String]) -> String {
 #[derive(Default)]
 pub(super) struct Parameters {
     pub(super) found: Vec<(TensorId, Role)>,
-    /// Whether any parameter learns.
-    pub(super) learns: bool,
+    /// Paths of the parameters that learn.
+    pub(super) learned: Vec<String>,
     pub(super) path: Vec<String>,
 }
 
@@ -36,7 +36,9 @@ impl ModuleVisitor for Parameters {
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
-        self.learns |= param.is_require_grad();
+        if param.is_require_grad() {
+            self.learned.push(joined(&self.path));
+        }
         self.found.extend(id_of(value).map(|id| (id, Role::Parameter(joined(&self.path)))));
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

@@ -2,7 +2,11 @@
 
 use std::sync::OnceLock;
 
-use kiln_memory::{BackendProfile, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, UpdateChunks};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use kiln_memory::{
+    BackendProfile, Prediction, Recomputed, Recorder, StepEstimate, StepOptions, StepTrace, UpdateChunks, record_step,
+};
 use kiln_precision::Precision::{BF16, F16, F32};
 use proptest::prelude::*;
 
@@ -89,4 +93,37 @@ fn a_batch_that_cannot_be_predicted_cannot_be_estimated() {
         let error = trace.estimate(batch, &flex()).unwrap_err();
         assert_eq!(error.to_string(), trace.predict(batch, &flex()).unwrap_err().to_string());
     }
+}
+
+/// Eight blocks whose backward pass reads their input alone, between two layers.
+fn sines() -> StepTrace {
+    let build = |device: &Device| [64, 64].map(|width| LinearConfig::new(64, width).init(device)).to_vec();
+    let forward = |layers: &Vec<Linear>, step: &Recorder| {
+        let mut x = layers[0].forward(Tensor::<2>::ones([step.batch(), 64], step.device()));
+        for _ in 0..8 {
+            step.cut();
+            x = x.sin();
+        }
+        step.cut();
+        layers[1].forward(x).mean()
+    };
+    record_step(build, forward, &sgd(), StepOptions::default()).unwrap()
+}
+
+#[test]
+fn blocks_that_keep_nothing_but_their_input_give_it_back() {
+    let (trace, batch) = (sines(), 4000);
+    let input = 4 * 64 * batch as u64;
+    let plan = |length, offloaded| -> Vec<Recomputed> {
+        let blocks = (0..8).step_by(length).map(|first| first..first + length);
+        blocks.map(|blocks| Recomputed { blocks, offloaded, streamed: false }).collect()
+    };
+    let peak = |plan: &[Recomputed]| trace.with_plan(plan).unwrap().estimate(batch, &flex()).unwrap().peak_bytes;
+    let plain = peak(&[]);
+    // The input of each block is moved to the host, or that of every second one is kept.
+    assert!(plain - peak(&plan(1, true)) > 5 * input, "{plain} {}", peak(&plan(1, true)));
+    assert!(plain - peak(&plan(2, false)) > 2 * input, "{plain} {}", peak(&plan(2, false)));
+    assert!(peak(&plan(1, false)).abs_diff(plain) <= input, "{plain} {}", peak(&plan(1, false)));
+    let costs = trace.chain_costs(batch, &flex()).unwrap();
+    assert!(costs.blocks.iter().all(|block| block.input_bytes == input && block.gradient_bytes == 0), "{costs:?}");
 }

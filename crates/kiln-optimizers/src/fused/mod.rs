@@ -12,7 +12,7 @@ mod together;
 mod update;
 
 pub(crate) use rule::Betas;
-pub(crate) use together::{factor, is_left};
+pub(crate) use together::{factor, is_left, not_all_joined};
 pub(crate) use update::Settings;
 
 pub use adam::{FusedAdam, FusedAdamW};

@@ -38,11 +38,10 @@ pub struct Updated<R> {
 ///
 /// On the CPU device, the update multiplies a gradient where it reads it.
 ///
-/// On CubeCL devices a kernel of a fused optimizer updates up to sixteen parameters at once, as many as it can read, where burn launches one or
-/// two for each.
-/// Parameters and state are new tensors, which have the bits of the CPU device on CUDA. For that, `step` runs twice: the first time nothing
-/// is computed, and the result is dropped. `step` must do the same both times, on clones of the model and of the optimizer, and must read no
-/// result. On other devices it runs once.
+/// On CubeCL devices a kernel of a fused optimizer updates up to sixteen parameters at once, as many as it can read, where burn launches one
+/// or two for each. Parameters and state are new tensors, which have the bits of the CPU device on CUDA. For that, `step` runs twice: the
+/// first time nothing is computed, and the result is dropped. `step` must do the same both times, on clones of the model and of the
+/// optimizer, and must read no result. On other devices it runs once.
 ///
 /// Other optimizers do not see the factor, and compute twice if `step` runs twice.
 ///
@@ -115,12 +114,15 @@ fn with<R>(f: impl FnOnce(&mut Together) -> R) -> Option<R> {
     OPEN.with_borrow_mut(|open| open.as_mut().map(f))
 }
 
+/// Notes that not all values are written by joined updates.
+pub(crate) fn not_all_joined() {
+    with(|open| open.all_joined = false);
+}
+
 /// The factor of an update that is not joined with others, if updates are open.
 pub(crate) fn factor() -> Option<f64> {
-    with(|open| {
-        open.all_joined = false;
-        open.factor
-    })
+    not_all_joined();
+    with(|open| open.factor)
 }
 
 /// The gradient multiplied by the factor, for an update that is not joined with others.
@@ -140,6 +142,7 @@ pub(super) fn joins_now(device: &Device) -> bool {
 pub(crate) fn is_left(device: &Device) -> bool {
     #[cfg(feature = "cube")]
     if joins_now(device) {
+        not_all_joined();
         return with(|open| open.join.leaves()) == Some(true);
     }
     let _ = device;

@@ -10,7 +10,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 use crate::blocks::Noise;
-use crate::fused::{factor, is_left};
+use crate::fused::{factor, is_left, not_all_joined};
 use crate::place::{float, int};
 use kiln_operations::{like, operations};
 
@@ -31,6 +31,7 @@ pub(super) fn in_f32<S, const D: usize>(
         DType::BF16 => FloatDType::BF16,
         _ => return step(parameter, gradient),
     };
+    not_all_joined();
     let (parameter, state) = step(parameter.cast(FloatDType::F32), gradient.cast(FloatDType::F32));
     (parameter.cast(dtype), state)
 }

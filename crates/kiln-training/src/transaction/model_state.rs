@@ -186,7 +186,8 @@ impl<M: Module> ModelState<M> {
         tracing::info!("step {step}: optimizer state is {}", if on_host { "in host memory" } else { "on the device" });
     }
 
-    /// Whether the optimizers unscale and clip the gradients themselves: without memory for it, and on a GPU many at once.
+    /// Whether the optimizers unscale and clip the gradients themselves, without memory for it. On a GPU those with state in f32 update many at
+    /// once.
     pub(crate) fn updates_together(&self) -> bool {
         self.groups.scales() && !self.state_on_host && scales_in_update(&self.settings.device)
     }

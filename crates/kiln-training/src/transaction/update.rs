@@ -47,12 +47,16 @@ pub(crate) struct Update {
 impl Update {
     pub(crate) fn new(model: &impl Module, apply: Apply, owned: Option<&HashSet<ParamId>>) -> Self {
         let Apply { mut prepared, statistics, rate, report } = apply;
-        if let Some(owned) = owned {
+        let mut left = VecDeque::new();
+        for chunk in chunks(model, &prepared) {
             // The owners of the other parameters update them.
-            let others = chunks(model, &prepared).concat().into_iter().filter(|id| !owned.contains(id));
-            drop_gradients(model, &mut prepared, &others.collect::<Vec<_>>());
+            let (own, others): (Vec<_>, Vec<_>) =
+                chunk.into_iter().partition(|id| owned.is_none_or(|owned| owned.contains(id)));
+            drop_gradients(model, &mut prepared, &others);
+            if !own.is_empty() {
+                left.push_back((own, 0));
+            }
         }
-        let left: VecDeque<_> = chunks(model, &prepared).into_iter().map(|chunk| (chunk, 0)).collect();
         let parameters = left.iter().map(|(chunk, _)| chunk.len()).sum();
         Self { prepared, statistics, rate, report, left, parameters }
     }

@@ -42,8 +42,8 @@ impl<'a> Call<'a> {
         self.settings.window.map_or(0, |window| (query + 1 + keys).saturating_sub(time + window))
     }
 
-    /// The number of keys up to the last one that each query from `query` on sees, of the `keys` keys from `key` on. Scores that the window or
-    /// the boolean mask hides are set to negative infinity.
+    /// For each query from `query` on, the end of the keys that it sees, counted from `key`, within a block of `keys` keys; 0 if it sees none of
+    /// them. Scores that the window or the boolean mask hides are set to negative infinity.
     pub(super) fn hide(
         &self,
         [sample, head, query, key]: [usize; 4],

@@ -98,7 +98,11 @@ where
         let next = |parameter, state| optimizer.step(3e-3, parameter, gradient.clone(), state);
         (parameter, state) = match step {
             // Together with others, of which there are none, and with gradients that are scaled.
-            2 => update_together(0.3, || next(parameter.clone(), state.clone())).result,
+            2 => {
+                let updated = update_together(0.3, || next(parameter.clone(), state.clone()));
+                assert!(updated.written.is_none(), "the parameter itself must be read");
+                updated.result
+            }
             _ => next(parameter, state),
         };
         seen.push((format!("parameter at step {step}"), read(parameter.to_data())));
