@@ -10,7 +10,7 @@ use kiln_data::printable;
 use crate::cli::Command;
 use crate::pipelines::InitError;
 use crate::usage::Usage;
-use crate::{advice, compress, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train};
+use crate::{advice, compress, doctor, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train};
 
 /// Runs `command`.
 ///
@@ -27,6 +27,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Compress(command) => compress::run(command),
         Command::Memory(command) => memory::run(command),
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(command) => doctor::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Runs(command) => runs::list(&command).map(|()| ExitCode::SUCCESS),
         Command::Compare(command) => runs::compare(&command).map(|()| ExitCode::SUCCESS),
         Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),

@@ -12,6 +12,7 @@ mod cli;
 mod command;
 mod compress;
 pub mod device;
+mod doctor;
 mod eval;
 mod export;
 pub mod fetch;

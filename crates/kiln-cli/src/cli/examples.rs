@@ -118,6 +118,12 @@ Examples:
   kiln export runs/resnet-001 --out for-pytorch/
   kiln export runs/gpt-001 --format peft --out adapters/";
 
+pub(super) const DOCTOR: &str = "\
+Examples:
+  kiln doctor train.log
+  kiln doctor runs/gpt-001
+  python train.py 2>&1 | kiln doctor";
+
 pub(super) const RUNS: &str = "\
 Examples:
   kiln runs

@@ -18,7 +18,7 @@ pub use examples::overview;
 pub(crate) use memory::{Memory, OfStep};
 pub(crate) use plan::{Plan, PlanArgs};
 pub use tools::Verbosity;
-pub(crate) use tools::{Compare, Completions, Fetch, Load, Models, Runs, RunsOrder, Source};
+pub(crate) use tools::{Compare, Completions, Doctor, Fetch, Load, Models, Runs, RunsOrder, Source};
 pub(crate) use train::{
     AdapterArgs, CallArgs, LoraArgs, NetworkArgs, SegmentArgs, TeacherArgs, TrainClassify, TrainGpt, TrainSegment,
 };
@@ -56,6 +56,10 @@ pub enum Command {
     /// Nothing is computed: the figures are those of a recorded step, for a device that need not be there.
     #[command(subcommand)]
     Plan(Plan),
+    /// Say what a text about missing memory means, or how a run ended, and what to try
+    ///
+    /// The text is a log or an error message: of PyTorch, burn, CUDA, XLA, or of Linux when it ends a process.
+    Doctor(Doctor),
     /// List runs: how far they came, their metric, memory and time
     Runs(Runs),
     /// Put runs beside each other: a page of their curves, and where settings differ

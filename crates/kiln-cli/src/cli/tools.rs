@@ -92,6 +92,14 @@ pub(crate) enum Source {
 }
 
 #[derive(Args)]
+#[command(after_help = examples::DOCTOR)]
+pub struct Doctor {
+    /// A run, or a file with the text [default: stdin]
+    #[arg(value_name = "RUN|FILE")]
+    pub(crate) what: Option<PathBuf>,
+}
+
+#[derive(Args)]
 #[command(after_help = examples::RUNS)]
 pub struct Runs {
     /// A folder of runs, or one run [default: runs]

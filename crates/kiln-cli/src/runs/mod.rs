@@ -13,3 +13,4 @@ mod table;
 pub(crate) use compare::run as compare;
 pub(crate) use list::run as list;
 pub(crate) use record::{About, Outcome, RunRecord};
+pub(crate) use summary::RunSummary;

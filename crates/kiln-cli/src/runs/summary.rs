@@ -17,20 +17,20 @@ use crate::run_directory::LOCK;
 use crate::settings_file::CONFIG;
 
 /// A run on disk.
-pub(super) struct RunSummary {
-    pub(super) path: PathBuf,
+pub(crate) struct RunSummary {
+    pub(crate) path: PathBuf,
     /// The name of its directory.
-    pub(super) name: String,
-    pub(super) model: String,
-    pub(super) state: State,
-    pub(super) step: u64,
-    pub(super) measure: Option<Measure>,
-    pub(super) best: Option<Best>,
+    pub(crate) name: String,
+    pub(crate) model: String,
+    pub(crate) state: State,
+    pub(crate) step: u64,
+    pub(crate) measure: Option<Measure>,
+    pub(crate) best: Option<Best>,
     /// When it began, in UTC.
-    pub(super) started: Option<String>,
-    pub(super) status: Option<Status>,
-    pub(super) settings: Value,
-    pub(super) metrics: Vec<Value>,
+    pub(crate) started: Option<String>,
+    pub(crate) status: Option<Status>,
+    pub(crate) settings: Value,
+    pub(crate) metrics: Vec<Value>,
 }
 
 impl RunSummary {
@@ -38,7 +38,7 @@ impl RunSummary {
     ///
     /// # Errors
     /// If the directory is not that of a run, or its files are damaged.
-    pub(super) fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let config = path.join(CONFIG);
         if !config.is_file() {
             bail!("'{}' is no run: it has no {CONFIG}", printable(&path));

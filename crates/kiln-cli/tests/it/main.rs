@@ -6,6 +6,7 @@ mod bf16_parameters;
 mod classify;
 mod completions;
 mod compress;
+mod doctor;
 mod exact;
 mod export;
 #[cfg(unix)]
