@@ -59,10 +59,7 @@ fn torch_on_a_gpu(text: &str) -> Option<Finding> {
         .meaning("The tensors that are alive have to become smaller. The one that was asked for only came last.");
     Some(
         finding
-            .try_(
-                "torch.autocast, checkpoint, smaller batches",
-                "PyTorch's names; the guide has a table of what each saves",
-            )
+            .try_("in PyTorch", "autocast, checkpoint and smaller batches; the guide has a table of what each saves")
             .less(),
     )
 }

@@ -15,13 +15,13 @@ fn a_log_is_read_from_a_file_and_from_stdin() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("train.log"), TORCH).unwrap();
     let text = stdout(folder.path(), &["doctor", "train.log"]);
-    for part in ["PyTorch found no memory on a GPU.", "20.4 GiB", "What it means:", "--memory SIZE", "out-of-memory.md"] {
+    for part in ["PyTorch found no memory on a GPU.", "20.4 GiB", "What it means:", "--memory SIZE", "out-of-memory.md"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
-    let mut process =
-        kiln(folder.path(), &["doctor"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut process = kiln(folder.path(), &["doctor"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     process.stdin.take().unwrap().write_all(TORCH.as_bytes()).unwrap();
     assert_eq!(String::from_utf8(process.wait_with_output().unwrap().stdout).unwrap(), text);
 
