@@ -63,7 +63,7 @@ impl ModuleVisitor for Sizes<'_> {
         if !param.is_require_grad() || self.met.iter().any(|(id, _)| *id == param.id) {
             return;
         }
-        let value = param.val();
+        let value = param.base(); // without attachments, which are not updated with it
         let bytes = (value.shape().num_elements() * value.dtype().size()) as u64;
         self.all += bytes;
         if self.gradients.get::<D>(param.id).is_some() {

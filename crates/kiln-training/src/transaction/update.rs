@@ -219,8 +219,8 @@ pub(crate) fn initialize(model: &impl Module) {
     for_each(model, None, &mut Read);
 }
 
-/// Bytes of a parameter's value.
+/// Bytes of a parameter, without attachments.
 fn bytes_of<const D: usize>(param: &Param<Tensor<D>>) -> u64 {
-    let value = param.val();
+    let value = param.base();
     (value.shape().num_elements() * value.dtype().size()) as u64
 }
