@@ -179,7 +179,7 @@ pub(super) fn probe_chunk(model: &impl Module, chunk: &[ParamId], probe: &mut Pr
     struct Add<'a>(&'a mut Probe);
     impl EachParameter for Add<'_> {
         fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.add(&param.val());
+            self.0.add(&param.base()); // what was written; a value behind attachments would be one more tensor
         }
     }
     for_each(model, Some(chunk), &mut Add(probe));
