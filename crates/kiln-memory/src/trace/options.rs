@@ -41,8 +41,8 @@ impl Default for StepOptions {
 }
 
 /// The chunks of parameters that are updated together: consecutive ones, in the order of the fields. Each chunk is at most
-/// [`bytes`](Self::bytes) large, or has a single parameter. The smallest chunk is updated first, because each update drops gradients: a
-/// parameter that is much larger than the others, as a table of tokens, gets its new values in their place.
+/// [`bytes`](Self::bytes) large, or has a single parameter. Larger parameters, as a table of tokens, are updated last, because each update
+/// drops gradients: they get their new values in the place of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateChunks {
     /// The number of chunks that all parameters are divided into, approximately.
@@ -69,7 +69,7 @@ impl UpdateChunks {
                 _ => chunks.push((*size, index..index + 1)),
             }
         }
-        chunks.sort_by_key(|(bytes, _)| *bytes);
+        chunks.sort_by_key(|(bytes, _)| *bytes > most);
         chunks.into_iter().map(|(_, chunk)| chunk).collect()
     }
 }
@@ -83,8 +83,8 @@ mod tests {
         let chunks = UpdateChunks { parts: 4, least: 5 };
         let sizes = [40, 3, 4, 2, 1, 6];
         assert_eq!(chunks.bytes(sizes.iter().sum()), 14);
-        assert_eq!(UpdateChunks::of(&sizes, 14), [5..6, 1..5, 0..1]);
-        assert_eq!(UpdateChunks::of(&sizes, 5), [1..2, 3..5, 2..3, 5..6, 0..1]);
+        assert_eq!(UpdateChunks::of(&sizes, 14), [1..5, 5..6, 0..1]);
+        assert_eq!(UpdateChunks::of(&sizes, 5), [1..2, 2..3, 3..5, 0..1, 5..6]);
         assert_eq!(chunks.bytes(0), 5);
         assert!(UpdateChunks::of(&[], 5).is_empty());
     }
