@@ -14,7 +14,7 @@ use kiln_data::printable;
 use crate::cli::Doctor;
 use finding::Finding;
 
-/// The end of a long log has its error. More is not read.
+/// The end of a long log has its error. More is not kept.
 const MOST: u64 = 8 << 20;
 
 /// Prints what is found in a run's directory, a file, or stdin.
@@ -43,9 +43,31 @@ fn end_of(path: &Path) -> Result<String> {
     text(file).with_context(about)
 }
 
-/// At most [`MOST`] bytes as text. Other bytes than UTF-8 are of no interest.
-fn text(from: impl Read) -> Result<String> {
-    let mut bytes = vec![];
-    from.take(MOST).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+/// At least the last [`MOST`] bytes as text. It reads to the end, since a program that writes to a closed pipe would be ended. Other bytes than
+/// UTF-8 are of no interest.
+fn text(mut from: impl Read) -> Result<String> {
+    let (mut before, mut last) = (vec![], vec![]);
+    loop {
+        let mut piece = vec![];
+        if from.by_ref().take(MOST).read_to_end(&mut piece)? == 0 {
+            break;
+        }
+        (before, last) = (last, piece);
+    }
+    before.extend(last);
+    Ok(String::from_utf8_lossy(&before).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_long_text_is_read() {
+        let long = std::io::repeat(b'x').take(3 * MOST + 5).chain(&b"Killed"[..]);
+        let read = text(long).unwrap();
+        assert!(read.ends_with("xKilled") && read.len() as u64 >= MOST && read.len() as u64 <= 2 * MOST);
+        assert_eq!(text(&b"a"[..]).unwrap(), "a");
+        assert_eq!(text(&b""[..]).unwrap(), "");
+    }
 }
