@@ -226,6 +226,9 @@ proptest! {
 }
 
 /// Compares the sums with the gradients that burn adds up, for samples, time, vocabulary and depth.
+///
+/// The distance is at most `tolerance` of the gradient. In 16 bits it may also be half the distance of burn's gradient
+/// from that of 32 bits: the terms of a key's bias cancel, so that much of what is left is rounding.
 fn assert_as_burn_adds(
     [samples, time, vocabulary, depth]: [usize; 4],
     dtype: DType,
@@ -241,17 +244,31 @@ fn assert_as_burn_adds(
     };
     let ids = ids(samples, time, vocabulary, &device);
     let found = gradients(&net, &ids, (&[samples], heads, dtype), |_| 1.0).unwrap();
-    let plain = GradientsParams::from_grads((net.loss(ids, heads, dtype) * factor).backward(), &net);
-    let mut expected = Bits(&plain, vec![], vec![]);
-    net.visit(&mut expected);
-    for ((name, found), (_, expected)) in found.into_iter().zip(expected.1) {
-        let [found, expected] = [found, expected].map(|bits| bits.into_iter().map(f32::from_bits).collect::<Vec<_>>());
-        let norm = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-        let difference: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
-        let (far, all) = (norm(&difference), norm(&expected));
+    let burns = |dtype| {
+        let loss = net.loss(ids.clone(), heads, dtype) * factor;
+        let plain = GradientsParams::from_grads(loss.backward(), &net);
+        let mut bits = Bits(&plain, vec![], vec![]);
+        net.visit(&mut bits);
+        bits.1
+    };
+    let exact = (dtype != DType::F32).then(|| burns(DType::F32));
+    for (index, ((name, found), (_, expected))) in found.iter().zip(&burns(dtype)).enumerate() {
+        let far = distance(found, expected);
+        let all = norm(expected.iter().map(|bits| f64::from(f32::from_bits(*bits))));
+        let rounding = exact.as_ref().map_or(0.0, |exact| distance(expected, &exact[index].1));
         let what = format!("{name}, {time} positions, {dtype:?}, {adapters:?}");
-        assert!(far <= tolerance * all.max(1e-6), "{what}: {far} of {all}");
+        assert!(far <= (tolerance * all.max(1e-6)).max(rounding / 2.0), "{what}: {far} of {all}, rounding {rounding}");
     }
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|value| value.powi(2)).sum::<f64>().sqrt()
+}
+
+/// The norm of the difference of two gradients.
+fn distance(found: &[u32], expected: &[u32]) -> f64 {
+    let value = |bits: &u32| f64::from(f32::from_bits(*bits));
+    norm(found.iter().zip(expected).map(|(a, b)| value(a) - value(b)))
 }
 
 #[test]
