@@ -21,6 +21,10 @@ pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 
 /// and a gradient that is scaled, because what is unused is in pieces. With twice as many, the pools of a GPT-2 in f32 grow.
 const UNUSED: u64 = 16;
 
+/// Unused bytes of a pool for each byte of a parameter that is updated by itself: those of its new value, two states, and a gradient that is
+/// scaled.
+const UNUSED_ALONE: u64 = 4;
+
 /// How often the update of a single parameter is tried without a pause.
 pub(crate) const TRIES: usize = 8;
 
@@ -48,7 +52,7 @@ impl Update {
     pub(crate) fn new(model: &impl Module, apply: Apply, owned: Option<&HashSet<ParamId>>) -> Self {
         let Apply { mut prepared, statistics, rate, report } = apply;
         let mut left = VecDeque::new();
-        for chunk in chunks(model, &prepared) {
+        for chunk in chunks(model, &prepared, report.step == 1) {
             // The owners of the other parameters update them.
             let (own, others): (Vec<_>, Vec<_>) =
                 chunk.into_iter().partition(|id| owned.is_none_or(|owned| owned.contains(id)));
@@ -87,8 +91,9 @@ impl Update {
 }
 
 /// The parameters that have a gradient, cut into [chunks](UpdateChunks), which may be larger where the pools of the devices have room for their
-/// new values: each chunk costs time on the host.
-fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
+/// new values: each chunk costs time on the host. `is_first`: this is the first update of a run. Later ones, when there is optimizer state, need
+/// more memory.
+fn chunks(model: &impl Module, prepared: &Prepared, is_first: bool) -> Vec<Vec<ParamId>> {
     struct Sizes<'a> {
         prepared: &'a Prepared,
         /// Bytes of the parameters that learn.
@@ -112,12 +117,19 @@ fn chunks(model: &impl Module, prepared: &Prepared) -> Vec<Vec<ParamId>> {
     let mut found = Sizes { prepared, all: 0, ids: vec![], sizes: vec![] };
     for_each(model, None, &mut found);
     let Sizes { all, ids, sizes, .. } = found;
-    let most = CHUNKS.bytes(all).max(unused_bytes(model) / UNUSED);
+    let (mut most, largest) = (CHUNKS.bytes(all), sizes.iter().copied().max().unwrap_or(0));
+    if let Some(unused) = unused_bytes(model) {
+        most = most.max(unused / UNUSED);
+        // In the order of the fields large parameters have room in one piece, and the pools grow less.
+        if is_first || unused / UNUSED_ALONE >= largest {
+            most = most.max(largest);
+        }
+    }
     UpdateChunks::of(&sizes, most).into_iter().map(|chunk| ids[chunk].to_vec()).collect()
 }
 
-/// The bytes that the pools of each device of `model` hold and that no tensor uses: the fewest. 0 for devices without pools.
-fn unused_bytes(model: &impl Module) -> u64 {
+/// The bytes that the pools of each device of `model` hold and that no tensor uses: the fewest. `None` for devices without pools.
+fn unused_bytes(model: &impl Module) -> Option<u64> {
     #[derive(Default)]
     struct Devices(Vec<Device>);
     impl EachParameter for Devices {
@@ -134,7 +146,7 @@ fn unused_bytes(model: &impl Module) -> u64 {
         let usage = device.memory_pool_usage()?;
         Some(usage.bytes_reserved.saturating_sub(usage.bytes_in_use + usage.bytes_padding))
     };
-    devices.0.iter().map(|device| unused(device).unwrap_or(0)).min().unwrap_or(0)
+    devices.0.iter().map(unused).min().flatten()
 }
 
 /// The gradients of a chunk: unscaled and clipped, or as they are for an optimizer that does it.
