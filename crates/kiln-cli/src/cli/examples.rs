@@ -27,6 +27,11 @@ Examples:
   kiln train gpt --data book.txt --weights runs/gpt-001 --lora 8
   kiln train llm --model data/smollm2 --data chats.jsonl --lora 16";
 
+pub(super) const EVAL: &str = "\
+Examples:
+  kiln eval runs/resnet-001 --best
+  kiln eval runs/gpt-001 --data book.txt --json";
+
 pub(super) const EVAL_CLASSIFY: &str = "\
 Examples:
   kiln eval classify --checkpoint runs/resnet-001

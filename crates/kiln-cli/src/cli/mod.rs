@@ -11,7 +11,7 @@ mod trained;
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
 pub use examples::overview;
@@ -22,7 +22,7 @@ pub(crate) use tools::{Compare, Completions, Doctor, Fetch, Load, Models, Runs, 
 pub(crate) use train::{
     AdapterArgs, CallArgs, LoraArgs, NetworkArgs, SegmentArgs, TeacherArgs, TrainClassify, TrainGpt, TrainSegment,
 };
-pub(crate) use trained::{EvalArgs, EvalSegment, Export, Predict, Sample, TrainedArgs};
+pub(crate) use trained::{EvalArgs, EvalOn, EvalSegment, Export, Predict, Sample, TrainedArgs};
 
 /// What a user of Kiln calls.
 #[derive(Subcommand)]
@@ -32,8 +32,7 @@ pub enum Command {
     #[command(subcommand)]
     Train(Train),
     /// Measure a checkpoint on the held-out part of a data set
-    #[command(subcommand)]
-    Eval(Eval),
+    Eval(EvalCommand),
     /// Write text with the decoder of a run, or of a Hugging Face folder; chat with it
     Sample(Sample),
     /// Classify or segment images with the model of a run
@@ -106,8 +105,22 @@ pub(crate) fn program() -> String {
     }
 }
 
+/// `kiln eval RUN`, or the kind of the model and what can be said for it alone.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(after_help = examples::EVAL)]
+pub struct EvalCommand {
+    #[command(subcommand)]
+    pub(crate) kind: Option<Eval>,
+    /// A run directory, one of its checkpoints, or a .safetensors file
+    #[arg(value_name = "RUN")]
+    pub(crate) run: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) on: EvalOn,
+}
+
 #[derive(Subcommand)]
-pub enum Eval {
+pub(crate) enum Eval {
     /// Accuracy of an image classifier; also called `resnet`
     #[command(alias = "resnet", after_help = examples::EVAL_CLASSIFY)]
     Classify(EvalArgs),

@@ -26,10 +26,17 @@ pub(crate) struct TrainedArgs {
 
 /// What the checkpoint was trained with is read from the run directory it lies in, or from --config.
 #[derive(Args)]
-pub struct EvalArgs {
+pub(crate) struct EvalArgs {
     /// A run directory, one of its checkpoints, or a .safetensors file
     #[arg(long, value_name = "PATH")]
     pub(crate) checkpoint: PathBuf,
+    #[command(flatten)]
+    pub(crate) on: EvalOn,
+}
+
+/// The checkpoint of a run, the data, and the device of an evaluation.
+#[derive(Args)]
+pub(crate) struct EvalOn {
     /// Of a run directory take the best checkpoint, not the newest
     #[arg(long)]
     pub(crate) best: bool,
@@ -51,7 +58,7 @@ pub struct EvalArgs {
 
 /// What the checkpoint was trained with is read from the run directory it lies in, or from --config.
 #[derive(Args)]
-pub struct EvalSegment {
+pub(crate) struct EvalSegment {
     #[command(flatten)]
     pub(crate) eval: EvalArgs,
     /// Write the class of each pixel to DIR/NAME.tif [default: only scores]
@@ -70,6 +77,13 @@ pub struct EvalSegment {
     /// Their predictions are blended there.
     #[arg(long, value_name = "N", value_parser = number::<usize>)]
     pub(crate) overlap: Option<usize>,
+}
+
+impl EvalSegment {
+    /// The scores alone, with the tiles of the training.
+    pub(crate) fn new(eval: EvalArgs) -> Self {
+        Self { eval, predict: None, image: vec![], tile: None, overlap: None }
+    }
 }
 
 /// The model of a Hugging Face folder may take the place of a run.

@@ -6,13 +6,13 @@ mod segment;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use kiln_data::{Loader, has_records};
 use kiln_training::evaluate_in_parts;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Eval, EvalArgs};
+use crate::cli::{Eval, EvalArgs, EvalCommand, EvalSegment};
 use crate::device;
 use crate::log::RESULT;
 use crate::output::print_json;
@@ -20,10 +20,11 @@ use crate::pipelines::{Classify, NextToken, Pipeline, Segment, SettingsOf, class
 use crate::progress::{Progress, Watched};
 use crate::run_directory::check_classes_of;
 use crate::settings_file::SettingsFile;
-use crate::trained::best;
+use crate::trained::{Trained, best};
+use crate::usage::Usage;
 
-pub(crate) fn run(command: Eval) -> Result<ExitCode> {
-    match command {
+pub(crate) fn run(command: EvalCommand) -> Result<ExitCode> {
+    match of_run(command)? {
         Eval::Classify(mut arguments) => {
             let settings = settings::<Classify>(&mut arguments)?;
             let device = device::open(&settings.run.device)?;
@@ -40,7 +41,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
         }
         Eval::Gpt(mut arguments) => {
             let mut settings = settings::<NextToken>(&mut arguments)?;
-            if let Some(data) = &arguments.data {
+            if let Some(data) = &arguments.on.data {
                 // All records of a file are evaluated on, and of a text the end.
                 settings.data.text.validation = Some(data.clone()).filter(|data| has_records(data));
             }
@@ -52,17 +53,33 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     }
 }
 
+/// The evaluation of the kind that was named, or else of the run's.
+fn of_run(command: EvalCommand) -> Result<Eval> {
+    let EvalCommand { kind, run, on } = command;
+    if let Some(kind) = kind {
+        return Ok(kind);
+    }
+    let Some(checkpoint) = run else { bail!(Usage("no run is named, expected `eval RUN`".into())) };
+    let trained = Trained::read(&SettingsFile::of_checkpoint(&checkpoint, on.config.as_ref())?)?;
+    let eval = EvalArgs { checkpoint, on };
+    Ok(match trained {
+        Trained::Classify(_) => Eval::Classify(eval),
+        Trained::Segment(_) => Eval::Segment(EvalSegment::new(eval)),
+        Trained::Gpt(_) => Eval::Gpt(eval),
+    })
+}
+
 /// The settings of a checkpoint, with the data, the device and the batch of the arguments. `--best` chooses the checkpoint.
 fn settings<P: Pipeline>(arguments: &mut EvalArgs) -> Result<SettingsOf<P>> {
-    if arguments.best {
+    if arguments.on.best {
         arguments.checkpoint = best(&arguments.checkpoint)?;
     }
-    let file = SettingsFile::of_checkpoint(&arguments.checkpoint, arguments.config.as_ref())?;
+    let file = SettingsFile::of_checkpoint(&arguments.checkpoint, arguments.on.config.as_ref())?;
     let mut settings = file.settings::<P>()?;
     let run = &mut settings.run;
-    run.leave_training(arguments.device.as_ref());
-    run.data = arguments.data.clone().or(run.data.take());
-    if let Some(samples) = arguments.batch_size {
+    run.leave_training(arguments.on.device.as_ref());
+    run.data = arguments.on.data.clone().or(run.data.take());
+    if let Some(samples) = arguments.on.batch_size {
         (run.batch_size, run.micro_batch, run.planned_micro_batch) = (samples, None, None);
     }
     Ok(settings)
@@ -95,7 +112,7 @@ fn report<P: Pipeline>(
     for (name, value) in &figures {
         tracing::info!(target: RESULT, "{name} {value:.4}");
     }
-    if arguments.json {
+    if arguments.on.json {
         let mut results: Map<String, Value> = figures.into_iter().map(|(name, value)| (name, json!(value))).collect();
         results.insert("samples".into(), json!(test.samples()));
         results.insert("seconds".into(), json!(seconds));

@@ -202,6 +202,9 @@ fn runs_and_checkpoints() {
     let expected = figure("run");
     assert_eq!(figure("run/checkpoints/step-00000002"), expected);
     assert_eq!(figure("run/model.safetensors"), expected);
+    // The kind of the model is that of the run.
+    assert_eq!(results(at, &["eval", "run"])["bits_per_byte"], expected);
+    refused(at, &["eval", "absent"], 1, &["absent", "no such file"]);
 
     // Foreign and damaged checkpoints.
     fs::write(at.join("text.safetensors"), "no checkpoint").unwrap();
