@@ -25,12 +25,16 @@ impl Images {
     /// Reads the `train` or `t10k` part of the Fashion-MNIST that comes with Kiln.
     pub(crate) fn read(part: &str) -> Result<Self> {
         let read = |name: &str, header: usize| -> Result<Vec<u8>> {
-            let mut bytes = vec![];
-            let file = File::open(format!("fixtures/fashion-mnist/{part}-{name}-ubyte.gz"))?;
+            let (path, mut bytes) = (format!("fixtures/fashion-mnist/{part}-{name}-ubyte.gz"), vec![]);
+            let file = File::open(&path).map_err(|error| format!("cannot read '{path}': {error}"))?;
             GzDecoder::new(file).read_to_end(&mut bytes)?;
             Ok(bytes.split_off(header.min(bytes.len())))
         };
-        Ok(Self { pixels: read("images-idx3", 16)?, classes: read("labels-idx1", 8)? })
+        let (pixels, classes) = (read("images-idx3", 16)?, read("labels-idx1", 8)?);
+        match pixels.len() == classes.len() * PIXELS {
+            true => Ok(Self { pixels, classes }),
+            false => Err(format!("{part}: {} bytes of pixels of {} images", pixels.len(), classes.len()).into()),
+        }
     }
 
     /// Batches of 100: in another order each epoch to train on, in the order of the files to evaluate on.

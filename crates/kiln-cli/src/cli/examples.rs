@@ -30,7 +30,8 @@ Examples:
 pub(super) const EVAL: &str = "\
 Examples:
   kiln eval runs/resnet-001 --best
-  kiln eval runs/gpt-001 --data book.txt --json";
+  kiln eval runs/gpt-001 --data book.txt --json
+  kiln eval segment --checkpoint runs/unet-001 --predict classes/";
 
 pub(super) const EVAL_CLASSIFY: &str = "\
 Examples:

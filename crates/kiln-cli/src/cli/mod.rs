@@ -22,7 +22,7 @@ pub(crate) use tools::{Compare, Completions, Doctor, Fetch, Load, Models, Runs, 
 pub(crate) use train::{
     AdapterArgs, CallArgs, LoraArgs, NetworkArgs, SegmentArgs, TeacherArgs, TrainClassify, TrainGpt, TrainSegment,
 };
-pub(crate) use trained::{EvalArgs, EvalOn, EvalSegment, Export, Predict, Sample, TrainedArgs};
+pub(crate) use trained::{EvalArgs, EvalOptions, EvalSegment, Export, Predict, Sample, TrainedArgs};
 
 /// What a user of Kiln calls.
 #[derive(Subcommand)]
@@ -107,16 +107,18 @@ pub(crate) fn program() -> String {
 
 /// `kiln eval RUN`, or the kind of the model and what can be said for it alone.
 #[derive(Args)]
-#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
-#[command(after_help = examples::EVAL)]
+#[command(arg_required_else_help = true, after_help = examples::EVAL)]
 pub struct EvalCommand {
     #[command(subcommand)]
     pub(crate) kind: Option<Eval>,
     /// A run directory, one of its checkpoints, or a .safetensors file
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
+    /// The same as RUN
+    #[arg(long, hide = true, value_name = "PATH")]
+    pub(crate) checkpoint: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) on: EvalOn,
+    pub(crate) options: EvalOptions,
 }
 
 #[derive(Subcommand)]

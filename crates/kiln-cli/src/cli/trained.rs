@@ -31,12 +31,12 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) checkpoint: PathBuf,
     #[command(flatten)]
-    pub(crate) on: EvalOn,
+    pub(crate) options: EvalOptions,
 }
 
-/// The checkpoint of a run, the data, and the device of an evaluation.
-#[derive(Args)]
-pub(crate) struct EvalOn {
+/// What every evaluation takes beside the model.
+#[derive(Args, Default, PartialEq)]
+pub(crate) struct EvalOptions {
     /// Of a run directory take the best checkpoint, not the newest
     #[arg(long)]
     pub(crate) best: bool,

@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use kiln_data::{Loader, has_records};
+use kiln_data::{Loader, has_records, printable};
 use kiln_training::evaluate_in_parts;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Eval, EvalArgs, EvalCommand, EvalSegment};
+use crate::cli::{Eval, EvalArgs, EvalCommand, EvalOptions, EvalSegment};
 use crate::device;
 use crate::log::RESULT;
 use crate::output::print_json;
@@ -41,7 +41,7 @@ pub(crate) fn run(command: EvalCommand) -> Result<ExitCode> {
         }
         Eval::Gpt(mut arguments) => {
             let mut settings = settings::<NextToken>(&mut arguments)?;
-            if let Some(data) = &arguments.on.data {
+            if let Some(data) = &arguments.options.data {
                 // All records of a file are evaluated on, and of a text the end.
                 settings.data.text.validation = Some(data.clone()).filter(|data| has_records(data));
             }
@@ -55,13 +55,20 @@ pub(crate) fn run(command: EvalCommand) -> Result<ExitCode> {
 
 /// The evaluation of the kind that was named, or else of the run's.
 fn of_run(command: EvalCommand) -> Result<Eval> {
-    let EvalCommand { kind, run, on } = command;
-    if let Some(kind) = kind {
-        return Ok(kind);
-    }
-    let Some(checkpoint) = run else { bail!(Usage("no run is named, expected `eval RUN`".into())) };
-    let trained = Trained::read(&SettingsFile::of_checkpoint(&checkpoint, on.config.as_ref())?)?;
-    let eval = EvalArgs { checkpoint, on };
+    let EvalCommand { kind, run, checkpoint, options } = command;
+    let checkpoint = match (kind, run, checkpoint) {
+        (Some(kind), None, None) if options == EvalOptions::default() => return Ok(kind),
+        (None, Some(run), None) | (None, None, Some(run)) => run,
+        (None, None, None) => bail!(Usage("no run is named, expected `eval RUN`".into())),
+        (None, Some(run), Some(_)) => {
+            bail!(Usage(format!("'{}' is no kind of model, expected classify, segment or gpt", printable(&run))))
+        }
+        (Some(_), ..) => {
+            bail!(Usage("the kind of the model stands after its options, expected `eval KIND --checkpoint RUN`".into()))
+        }
+    };
+    let trained = Trained::read(&SettingsFile::of_checkpoint(&checkpoint, options.config.as_ref())?)?;
+    let eval = EvalArgs { checkpoint, options };
     Ok(match trained {
         Trained::Classify(_) => Eval::Classify(eval),
         Trained::Segment(_) => Eval::Segment(EvalSegment::new(eval)),
@@ -71,15 +78,15 @@ fn of_run(command: EvalCommand) -> Result<Eval> {
 
 /// The settings of a checkpoint, with the data, the device and the batch of the arguments. `--best` chooses the checkpoint.
 fn settings<P: Pipeline>(arguments: &mut EvalArgs) -> Result<SettingsOf<P>> {
-    if arguments.on.best {
+    if arguments.options.best {
         arguments.checkpoint = best(&arguments.checkpoint)?;
     }
-    let file = SettingsFile::of_checkpoint(&arguments.checkpoint, arguments.on.config.as_ref())?;
+    let file = SettingsFile::of_checkpoint(&arguments.checkpoint, arguments.options.config.as_ref())?;
     let mut settings = file.settings::<P>()?;
     let run = &mut settings.run;
-    run.leave_training(arguments.on.device.as_ref());
-    run.data = arguments.on.data.clone().or(run.data.take());
-    if let Some(samples) = arguments.on.batch_size {
+    run.leave_training(arguments.options.device.as_ref());
+    run.data = arguments.options.data.clone().or(run.data.take());
+    if let Some(samples) = arguments.options.batch_size {
         (run.batch_size, run.micro_batch, run.planned_micro_batch) = (samples, None, None);
     }
     Ok(settings)
@@ -112,7 +119,7 @@ fn report<P: Pipeline>(
     for (name, value) in &figures {
         tracing::info!(target: RESULT, "{name} {value:.4}");
     }
-    if arguments.on.json {
+    if arguments.options.json {
         let mut results: Map<String, Value> = figures.into_iter().map(|(name, value)| (name, json!(value))).collect();
         results.insert("samples".into(), json!(test.samples()));
         results.insert("seconds".into(), json!(seconds));

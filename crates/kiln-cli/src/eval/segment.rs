@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &EvalSegment, mut settings: SegmentSettings) -> Res
         results.insert("predictions".into(), written.iter().map(|path| path_json(path)).collect());
     }
     results.insert("seconds".into(), json!(started.elapsed().as_secs_f64()));
-    if eval.on.json {
+    if eval.options.json {
         print_json(&Value::Object(results))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -205,6 +205,11 @@ fn runs_and_checkpoints() {
     // The kind of the model is that of the run.
     assert_eq!(results(at, &["eval", "run"])["bits_per_byte"], expected);
     refused(at, &["eval", "absent"], 1, &["absent", "no such file"]);
+    let quiet = ["eval", "-q", "gpt", "--checkpoint", "run"];
+    assert_eq!(results(at, &quiet)["bits_per_byte"], expected);
+    refused(at, &["eval", "run", "gpt", "--checkpoint", "run"], 2, &["stands after its options"]);
+    refused(at, &["eval", "gtp", "--checkpoint", "run"], 2, &["'gtp' is no kind of model"]);
+    refused(at, &["eval", "--json"], 2, &["no run is named"]);
 
     // Foreign and damaged checkpoints.
     fs::write(at.join("text.safetensors"), "no checkpoint").unwrap();

@@ -252,7 +252,10 @@ fn assert_as_burn_adds(
         bits.1
     };
     let exact = (dtype != DType::F32).then(|| burns(DType::F32));
-    for (index, ((name, found), (_, expected))) in found.iter().zip(&burns(dtype)).enumerate() {
+    let expected = burns(dtype);
+    assert_eq!(found.len(), expected.len());
+    for (index, ((name, found), (_, expected))) in found.iter().zip(&expected).enumerate() {
+        assert_eq!(found.len(), expected.len(), "{name}");
         let far = distance(found, expected);
         let all = norm(expected.iter().map(|bits| f64::from(f32::from_bits(*bits))));
         let rounding = exact.as_ref().map_or(0.0, |exact| distance(expected, &exact[index].1));

@@ -81,7 +81,8 @@ impl<M: Module> ModelState<M> {
     ) -> Result<StepReport, Error> {
         match self.decide(attempted, lost)? {
             Decided::Apply(apply) => {
-                self.update = Some(Update::new(&self.model, apply, self.group.owned(&self.model).as_ref()));
+                let owned = self.group.owned(&self.model);
+                self.update = Some(Update::new(&self.model, apply, owned.as_ref(), self.has_state));
                 self.complete_update(&mut Waiting::after(lost.waited, recovery))
             }
             Decided::Skip(report) => {
@@ -179,6 +180,7 @@ impl<M: Module> ModelState<M> {
         self.take_from_owners(waiting)?;
         let Some(update) = self.update.take() else { return Err(Error::NoUpdate { step }) };
         update.statistics.commit(&self.model);
+        self.has_state = true;
         self.state = self.state.after_step(false);
         Ok(update.report)
     }

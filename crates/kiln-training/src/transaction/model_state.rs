@@ -72,6 +72,8 @@ pub(crate) struct ModelState<M> {
     /// The optimizer with its state, or without if that is in the store.
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) groups: OptimizerGroups,
+    /// Whether `optimizer` may have state: after an update, and in a run that begins with a checkpoint.
+    pub(super) has_state: bool,
     /// Whether the state of `optimizer` was moved to the host because memory ran out.
     state_on_host: bool,
     /// Whether the optimizer can read the state that it records, so that the state can be moved.
@@ -145,13 +147,14 @@ impl<M: Module> ModelState<M> {
         // An edit may convert the state to a record, from which it comes back to this device.
         let optimizer = groups.init_on(&settings.device.clone().inner());
         let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));
-        let (state_on_host, state_moves) = (false, true);
+        let (has_state, state_on_host, state_moves) = (false, false, true);
         let (guard, update) = (None, None);
         Ok(Self {
             model,
             streamed,
             optimizer,
             groups,
+            has_state,
             state_on_host,
             state_moves,
             scaler,
@@ -237,7 +240,7 @@ impl<M: Module> ModelState<M> {
     ) {
         // The ids of the parameters come with the model, and the optimizer's groups and states refer to them.
         (self.groups, self.optimizer, self.model) = (groups, optimizer, model);
-        self.state_on_host = false;
+        (self.has_state, self.state_on_host) = (true, false);
         (self.state, self.scaler) = (state, scaler);
         // An unfinished update belongs to the earlier parameters.
         self.update = None;

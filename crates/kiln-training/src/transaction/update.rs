@@ -1,6 +1,7 @@
 //! The update of the parameters, one chunk after the other. It can be completed after memory ran out.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::ops::Range;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -21,9 +22,9 @@ pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 
 /// and a gradient that is scaled, because what is unused is in pieces. With twice as many, the pools of a GPT-2 in f32 grow.
 const UNUSED: u64 = 16;
 
-/// Unused bytes of a pool for each byte of a parameter that is updated by itself: those of its new value, two states, and a gradient that is
-/// scaled.
-const UNUSED_ALONE: u64 = 4;
+/// Unused bytes of a pool for each byte of the largest parameter where chunks may be as large as it: those of its new value, two states, and a
+/// gradient that is scaled.
+const UNUSED_BY_LARGEST: u64 = 4;
 
 /// How often the update of a single parameter is tried without a pause.
 pub(crate) const TRIES: usize = 8;
@@ -49,10 +50,11 @@ pub(crate) struct Update {
 }
 
 impl Update {
-    pub(crate) fn new(model: &impl Module, apply: Apply, owned: Option<&HashSet<ParamId>>) -> Self {
+    /// `has_state`: whether the optimizer has state already.
+    pub(crate) fn new(model: &impl Module, apply: Apply, owned: Option<&HashSet<ParamId>>, has_state: bool) -> Self {
         let Apply { mut prepared, statistics, rate, report } = apply;
         let mut left = VecDeque::new();
-        for chunk in chunks(model, &prepared, report.step == 1) {
+        for chunk in chunks(model, &prepared, has_state) {
             // The owners of the other parameters update them.
             let (own, others): (Vec<_>, Vec<_>) =
                 chunk.into_iter().partition(|id| owned.is_none_or(|owned| owned.contains(id)));
@@ -90,10 +92,8 @@ impl Update {
     }
 }
 
-/// The parameters that have a gradient, cut into [chunks](UpdateChunks), which may be larger where the pools of the devices have room for their
-/// new values: each chunk costs time on the host. `is_first`: this is the first update of a run. Later ones, when there is optimizer state, need
-/// more memory.
-fn chunks(model: &impl Module, prepared: &Prepared, is_first: bool) -> Vec<Vec<ParamId>> {
+/// The parameters that have a gradient, in the [chunks](cut) in which they are updated.
+fn chunks(model: &impl Module, prepared: &Prepared, has_state: bool) -> Vec<Vec<ParamId>> {
     struct Sizes<'a> {
         prepared: &'a Prepared,
         /// Bytes of the parameters that learn.
@@ -117,18 +117,27 @@ fn chunks(model: &impl Module, prepared: &Prepared, is_first: bool) -> Vec<Vec<P
     let mut found = Sizes { prepared, all: 0, ids: vec![], sizes: vec![] };
     for_each(model, None, &mut found);
     let Sizes { all, ids, sizes, .. } = found;
-    let (mut most, largest) = (CHUNKS.bytes(all), sizes.iter().copied().max().unwrap_or(0));
-    if let Some(unused) = unused_bytes(model) {
+    let chunks = cut(&sizes, all, unused_bytes(model), has_state);
+    chunks.into_iter().map(|chunk| ids[chunk].to_vec()).collect()
+}
+
+/// The chunks of parameters of these sizes; `all` have so many bytes. Chunks are larger where the pools of the devices have `unused` bytes for
+/// their new values, because each chunk costs time on the host.
+fn cut(sizes: &[u64], all: u64, unused: Option<u64>, has_state: bool) -> Vec<Range<usize>> {
+    let mut most = CHUNKS.bytes(all);
+    if let Some(unused) = unused {
         most = most.max(unused / UNUSED);
-        // In the order of the fields large parameters have room in one piece, and the pools grow less.
-        if is_first || unused / UNUSED_ALONE >= largest {
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        // Early, while unused pages are whole, a large parameter finds one piece. At the end there are only pieces, and the pools grow. An
+        // update without state has memory to spare: that of the states, which do not exist yet.
+        if !has_state || unused / UNUSED_BY_LARGEST >= largest {
             most = most.max(largest);
         }
     }
-    UpdateChunks::of(&sizes, most).into_iter().map(|chunk| ids[chunk].to_vec()).collect()
+    UpdateChunks::of(sizes, most)
 }
 
-/// The bytes that the pools of each device of `model` hold and that no tensor uses: the fewest. `None` for devices without pools.
+/// The bytes that the pools of each device of `model` hold and that no tensor uses: the fewest. `None` if a device has no pools.
 fn unused_bytes(model: &impl Module) -> Option<u64> {
     #[derive(Default)]
     struct Devices(Vec<Device>);
@@ -146,7 +155,7 @@ fn unused_bytes(model: &impl Module) -> Option<u64> {
         let usage = device.memory_pool_usage()?;
         Some(usage.bytes_reserved.saturating_sub(usage.bytes_in_use + usage.bytes_padding))
     };
-    devices.0.iter().map(unused).min().flatten()
+    devices.0.iter().map(unused).collect::<Option<Vec<_>>>()?.into_iter().min()
 }
 
 /// The gradients of a chunk: unscaled and clipped, or as they are for an optimizer that does it.
@@ -235,4 +244,30 @@ pub(crate) fn initialize(model: &impl Module) {
 fn bytes_of<const D: usize>(param: &Param<Tensor<D>>) -> u64 {
     let value = param.base();
     (value.shape().num_elements() * value.dtype().size()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_large_parameter_is_updated_in_its_order_where_pools_have_room_or_there_is_no_state() {
+        let sizes = [40, 3, 4, 2, 1, 6].map(|size| size * MIB);
+        let all = sizes.iter().sum();
+        let last = [1..3, 3..5, 5..6, 0..1];
+        let in_order = [0..1, 1..6];
+        for (unused, has_state, expected) in [
+            (None, false, &last[..]),
+            (None, true, &last),
+            (Some(0), true, &last),
+            (Some(159 * MIB), true, &[1..4, 4..6, 0..1]), // a sixteenth is 9.9
+            (Some(160 * MIB), true, &in_order),
+            (Some(0), false, &in_order),
+        ] {
+            assert_eq!(cut(&sizes, all, unused, has_state), expected, "{unused:?}, {has_state}");
+        }
+        assert!(cut(&[], 0, Some(0), false).is_empty());
+    }
 }

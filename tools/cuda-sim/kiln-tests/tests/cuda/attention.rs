@@ -121,8 +121,12 @@ impl Case {
         let inputs = [q, k, v, weights].map(|tensor| values(tensor.detach()));
         let expected = self.expected(inputs.each_ref().map(Vec::as_slice));
         for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
             assert_eq!(got.len(), expected.len());
+            // The softmax of one key has no gradient, so that those of queries and keys are rounding alone.
+            if self.window == Some(1) && (1..3).contains(&part) {
+                continue;
+            }
+            let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
             for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
                 let close = (got - expected).abs() < tolerance * largest;
                 assert!(close, "{self:?} {dtype:?} part {part}, value {at}: {got}, {expected}");
@@ -154,7 +158,7 @@ fn masks_and_dropout() {
         // Blocks of older keys, and of later queries, are not computed.
         Case { causal: true, window: Some(9), time: 101, keys: 101, dropout: 0.1, depth: 32, ..plain },
         Case { causal: true, window: Some(4), lengths: Some([30, 45]), masked: Some([1, 1, 21, 45]), ..few },
-        // Queries before the first key. With a window of one key, gradients of queries and keys would be rounding alone.
+        Case { causal: true, window: Some(1), time: 45, keys: 21, ..few },
         Case { causal: true, window: Some(2), time: 45, keys: 21, ..few },
         // Many blocks, and heads of keys that serve two of queries.
         Case { causal: true, window: Some(40), time: 140, keys: 150, kv_heads: 1, ..plain },
