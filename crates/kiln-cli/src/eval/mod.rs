@@ -64,7 +64,9 @@ fn of_run(command: EvalCommand) -> Result<Eval> {
             bail!(Usage(format!("'{}' is no kind of model, expected classify, segment or gpt", printable(&run))))
         }
         (Some(_), ..) => {
-            bail!(Usage("the kind of the model stands after its options, expected `eval KIND --checkpoint RUN`".into()))
+            let expected =
+                "expected `eval RUN`, or the kind of the model before all options: `eval KIND --checkpoint RUN`";
+            bail!(Usage(expected.into()))
         }
     };
     let trained = Trained::read(&SettingsFile::of_checkpoint(&checkpoint, options.config.as_ref())?)?;

@@ -207,7 +207,7 @@ fn runs_and_checkpoints() {
     refused(at, &["eval", "absent"], 1, &["absent", "no such file"]);
     let quiet = ["eval", "-q", "gpt", "--checkpoint", "run"];
     assert_eq!(results(at, &quiet)["bits_per_byte"], expected);
-    refused(at, &["eval", "run", "gpt", "--checkpoint", "run"], 2, &["stands after its options"]);
+    refused(at, &["eval", "run", "gpt", "--checkpoint", "run"], 2, &["before all options"]);
     refused(at, &["eval", "gtp", "--checkpoint", "run"], 2, &["'gtp' is no kind of model"]);
     refused(at, &["eval", "--json"], 2, &["no run is named"]);
 
