@@ -90,7 +90,7 @@ const PIECE: usize = 4096;
 static FORWARD: Cost = Cost {
     in_place: &[(0, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call, _| call.wide(0, 2),
     ..Cost::new("kiln::add_relu")
 };
 
@@ -98,7 +98,7 @@ static FORWARD: Cost = Cost {
 static BACKWARD: Cost = Cost {
     in_place: &[(1, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call, _| call.wide(0, 2),
     ..Cost::new("kiln::add_relu_backward")
 };
 

@@ -75,7 +75,7 @@ pub(crate) fn channel_scale_backward<B: KernelBackend>(
 static FORWARD: Cost = Cost {
     in_place: &[(0, 0)],
     cpu_scratch: |call, cpu| scratch(call, 1, cpu),
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call, _| call.wide(0, 2),
     ..Cost::new("kiln::channel_scale")
 };
 
@@ -83,7 +83,7 @@ static FORWARD: Cost = Cost {
 static BACKWARD: Cost = Cost {
     in_place: &[(2, 0)],
     cpu_scratch: |call, cpu| scratch(call, 2, cpu),
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call, _| call.wide(0, 2),
     ..Cost::new("kiln::channel_scale_backward")
 };
 

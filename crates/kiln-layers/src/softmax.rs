@@ -81,14 +81,18 @@ impl Operation for Softmax {
 /// Values of a task, rounded up to whole rows.
 const CHUNK: usize = 16 * 1024;
 
-static FORWARD: Cost =
-    Cost { cpu_scratch: scratch, gpu_scratch: |call| call.wide(0, 2), by_sample: true, ..Cost::new("kiln::softmax") };
+static FORWARD: Cost = Cost {
+    cpu_scratch: scratch,
+    gpu_scratch: |call, _| call.wide(0, 2),
+    by_sample: true,
+    ..Cost::new("kiln::softmax")
+};
 
 /// Inputs: output, gradient.
 static BACKWARD: Cost = Cost {
     in_place: &[(1, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call, _| call.wide(0, 2),
     by_sample: true,
     ..Cost::new("kiln::softmax_backward")
 };

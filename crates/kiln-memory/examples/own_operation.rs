@@ -13,7 +13,7 @@ enum Square {
 }
 
 static FORWARD: Cost = Cost { multiply_adds: |call| call.elements(0) as f64, ..Cost::new("own::square") };
-static BACKWARD: Cost = Cost { gpu_scratch: |call| call.bytes(0), ..Cost::new("own::square_backward") };
+static BACKWARD: Cost = Cost { gpu_scratch: |call, _| call.bytes(0), ..Cost::new("own::square_backward") };
 
 impl Kernel for Square {
     fn cost(&self) -> &'static Cost {

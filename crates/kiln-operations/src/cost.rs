@@ -5,6 +5,7 @@ use std::sync::{PoisonError, RwLock};
 
 use burn::tensor::DType;
 
+use crate::gpu::Gpu;
 use crate::product::Cpu;
 
 /// The memory and the work of an operation. Tensors are numbered in the order in which the operation is recorded with them.
@@ -26,7 +27,7 @@ pub struct Cost {
     pub cpu_scratch: fn(&Call<'_>, &Cpu) -> u64,
     /// Bytes of the temporary tensors on a CubeCL device. An upper bound: what burn fuses makes no tensor. Each of these bytes is also
     /// written and read once.
-    pub gpu_scratch: fn(&Call<'_>) -> u64,
+    pub gpu_scratch: fn(&Call<'_>, &Gpu) -> u64,
     /// Multiply-adds.
     pub multiply_adds: fn(&Call<'_>) -> f64,
     /// Whether a sample has the same bits in a batch of any size, and sums over samples are one sample after the other while
@@ -43,7 +44,7 @@ impl Cost {
             any_order: &[],
             same_layout: &[],
             cpu_scratch: |_, _| 0,
-            gpu_scratch: |_| 0,
+            gpu_scratch: |_, _| 0,
             multiply_adds: |_| 0.0,
             by_sample: false,
         }

@@ -11,7 +11,8 @@
 //! - [`weight_parts`]: a weight in codes of four bits, with a low-rank change, in its parts, which layers read without their sum.
 //! - [`FourBitWeight`]: a weight in codes of four bits. [`dynamic_map`]: the levels of codes of eight bits.
 //! - [`RowParts`]: a matrix that is in memory some rows at a time. [`update_part`]: an optimizer's update of some rows of a parameter.
-//! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
+//! - [`Cpu`], [`Gpu`]: what predictions need to know of a processor and of a GPU. [`Product`]: the memory that a matrix product takes on a
+//!   processor.
 //! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
 //!
 //! *Architecture invariant*: this crate knows burn, no operation by name, and none of the other crates.
@@ -19,7 +20,7 @@
 //! ```
 //! use kiln_operations::{Cost, cost};
 //!
-//! static SQUARE: Cost = Cost { in_place: &[(0, 0)], gpu_scratch: |call| call.bytes(0), ..Cost::new("example::square") };
+//! static SQUARE: Cost = Cost { in_place: &[(0, 0)], gpu_scratch: |call, _| call.bytes(0), ..Cost::new("example::square") };
 //!
 //! cost::register(&SQUARE);
 //! assert_eq!(cost::of("example::square").map(|cost| cost.in_place), Some(&[(0, 0)][..]));
@@ -37,6 +38,7 @@ mod dynamic_map;
 pub mod four_bits;
 #[cfg(feature = "cube")]
 mod fused;
+mod gpu;
 mod graph;
 mod operation;
 mod product;
@@ -58,6 +60,7 @@ pub use dynamic_map::dynamic_map;
 pub use four_bits::{FOUR_BITS, FourBitWeight, four_bit_lengths, widened_four_bits};
 #[cfg(feature = "cube")]
 pub use fused::launch;
+pub use gpu::Gpu;
 #[cfg(feature = "cube")]
 pub use operation::CubeKernel;
 pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, Onto, Operation, all};

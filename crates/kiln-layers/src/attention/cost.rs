@@ -1,7 +1,7 @@
 //! The cost of attention.
 
 use burn::tensor::DType;
-use kiln_operations::{Call, Cost, Cpu};
+use kiln_operations::{Call, Cost, Cpu, Gpu};
 
 /// Queries of a block on the CPU device.
 pub(super) const QUERIES: usize = 128;
@@ -15,9 +15,16 @@ pub(super) const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 /// Rows and columns of a tile of a product on a GPU.
 pub(super) const TILE: usize = 16;
 
-/// Whether there are kernels for a GPU that take heads of this depth: those with whole tiles.
-pub(super) fn has_kernels(dtype: DType, depth: usize) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+/// Units of a plane in the kernels.
+pub(super) const PLANE: usize = 32;
+/// The most bytes of shared memory that a kernel takes. CUDA's devices have them.
+pub(super) const SHARED: usize = 64 << 10;
+
+/// Whether there are kernels that take heads of this depth on a GPU: those with whole tiles, on GPUs with such planes.
+pub(super) fn has_kernels(gpu: &Gpu, dtype: DType, depth: usize) -> bool {
+    gpu.plane == PLANE
+        && gpu.shared_bytes >= SHARED as u64
+        && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
         && depth.is_multiple_of(TILE)
         && (TILE..=128).contains(&depth)
 }
@@ -26,7 +33,7 @@ pub(super) fn has_kernels(dtype: DType, depth: usize) -> bool {
 pub(super) static PACKED: Cost = Cost {
     any_order: &[0],
     cpu_scratch: |call, cpu| forward(&Sizes::packed(call), call, cpu),
-    gpu_scratch: |call| gpu_forward(&Sizes::packed(call), call),
+    gpu_scratch: |call, gpu| gpu_forward(&Sizes::packed(call), call, gpu),
     multiply_adds: |call| 2.0 * Sizes::packed(call).product(),
     by_sample: true,
     ..Cost::new("kiln::attention")
@@ -36,7 +43,7 @@ pub(super) static PACKED: Cost = Cost {
 pub(super) static PACKED_BACKWARD: Cost = Cost {
     any_order: &[0, 1, 3],
     cpu_scratch: |call, cpu| backward(&Sizes::packed(call), call, cpu),
-    gpu_scratch: |call| gpu_backward(&Sizes::packed(call), call),
+    gpu_scratch: |call, gpu| gpu_backward(&Sizes::packed(call), call, gpu),
     multiply_adds: |call| 5.0 * Sizes::packed(call).product(),
     by_sample: true,
     ..Cost::new("kiln::attention_backward")
@@ -46,7 +53,7 @@ pub(super) static PACKED_BACKWARD: Cost = Cost {
 pub(super) static GROUPED: Cost = Cost {
     any_order: &[0, 1, 2],
     cpu_scratch: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
-    gpu_scratch: |call| gpu_forward(&Sizes::grouped(call), call),
+    gpu_scratch: |call, gpu| gpu_forward(&Sizes::grouped(call), call, gpu),
     multiply_adds: |call| 2.0 * Sizes::grouped(call).product(),
     by_sample: true,
     ..Cost::new("kiln::grouped_attention")
@@ -56,7 +63,7 @@ pub(super) static GROUPED: Cost = Cost {
 pub(super) static GROUPED_BACKWARD: Cost = Cost {
     any_order: &[0, 1, 2, 3, 5],
     cpu_scratch: |call, cpu| backward(&Sizes::grouped(call), call, cpu),
-    gpu_scratch: |call| gpu_backward(&Sizes::grouped(call), call),
+    gpu_scratch: |call, gpu| gpu_backward(&Sizes::grouped(call), call, gpu),
     multiply_adds: |call| 5.0 * Sizes::grouped(call).product(),
     by_sample: true,
     ..Cost::new("kiln::grouped_attention_backward")
@@ -127,17 +134,17 @@ impl Sizes {
 }
 
 /// Whether scores stay in the shared memory of a GPU.
-fn in_shared_memory(sizes: &Sizes, call: &Call<'_>) -> bool {
-    has_kernels(call.inputs.first().map_or(DType::F32, |input| input.dtype), sizes.depth as usize)
+fn in_shared_memory(sizes: &Sizes, call: &Call<'_>, gpu: &Gpu) -> bool {
+    has_kernels(gpu, call.inputs.first().map_or(DType::F32, |input| input.dtype), sizes.depth as usize)
 }
 
-fn gpu_forward(sizes: &Sizes, call: &Call<'_>) -> u64 {
-    if in_shared_memory(sizes, call) { 0 } else { sizes.of_block(2, 4) }
+fn gpu_forward(sizes: &Sizes, call: &Call<'_>, gpu: &Gpu) -> u64 {
+    if in_shared_memory(sizes, call, gpu) { 0 } else { sizes.of_block(2, 4) }
 }
 
 /// One value of each query in the kernels.
-fn gpu_backward(sizes: &Sizes, call: &Call<'_>) -> u64 {
-    match in_shared_memory(sizes, call) {
+fn gpu_backward(sizes: &Sizes, call: &Call<'_>, gpu: &Gpu) -> u64 {
+    match in_shared_memory(sizes, call, gpu) {
         true => 4 * sizes.samples * sizes.heads * sizes.time,
         false => sizes.of_backward_block(call.reads_half(0)),
     }
@@ -155,4 +162,27 @@ fn backward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
     let tasks = sizes.samples * sizes.kv_heads;
     let values = 3 * span * depth + 3 * keys * depth + 2 * queries * keys + 2 * sizes.keys * depth;
     cpu.of_threads(tasks, values) + call.widened(tasks, depth, cpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_operations::Operand;
+
+    use super::*;
+
+    #[test]
+    fn a_gpu_whose_planes_no_kernel_takes_has_the_scores_of_a_block_in_memory() {
+        let (samples, heads, time, depth) = (8, 4, 128, 32);
+        let shape = [samples, time, 3 * heads * depth];
+        let qkv = Operand { shape: &shape, dtype: DType::F32, bytes: 0, strides: &[] };
+        let scalars = [heads as i64, 1, i64::MAX];
+        let call = Call { inputs: vec![qkv], outputs: vec![], scalars: &scalars };
+        let cuda = Gpu { plane: 32, shared_bytes: SHARED as u64, largest_buffer: u64::MAX, smallest_int: 1 };
+        let both = |gpu: Gpu| [(PACKED.gpu_scratch)(&call, &gpu), (PACKED_BACKWARD.gpu_scratch)(&call, &gpu)];
+        assert_eq!(both(cuda), [0, (4 * samples * heads * time) as u64]);
+        for gpu in [Gpu { plane: 0, ..cuda }, Gpu { plane: 64, ..cuda }, Gpu { shared_bytes: 32 << 10, ..cuda }] {
+            let [forward, backward] = both(gpu);
+            assert!(forward >= SCORES as u64 && backward >= forward, "{gpu:?}: {forward} {backward}");
+        }
+    }
 }

@@ -108,7 +108,7 @@ pub(super) const PIECE: usize = 1024;
 pub(super) static FORWARD: Cost = Cost {
     in_place: &[(0, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| of_groups(call, 3),
+    gpu_scratch: |call, _| of_groups(call, 3),
     ..Cost::new("kiln::batch_norm")
 };
 
@@ -119,7 +119,7 @@ pub(super) static AGAIN: Cost = Cost { cpu_scratch: scratch, ..Cost::new("kiln::
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(0, 3), (0, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| of_groups(call, 2),
+    gpu_scratch: |call, _| of_groups(call, 2),
     ..Cost::new("kiln::batch_norm_backward")
 };
 

@@ -59,7 +59,7 @@ pub(super) const PARTS: usize = 64 * 1024;
 /// Inputs: x, weight, bias. Scalars: stride, padding before and behind, dilation, each of both sides; groups.
 pub(super) static FORWARD: Cost = Cost {
     cpu_scratch: |call, cpu| correlation(call, [0, 1], cpu),
-    gpu_scratch: |call| call.bytes(0),
+    gpu_scratch: |call, _| call.bytes(0),
     multiply_adds: |call| multiply_adds(call.out_elements(0), call.elements(1), call.dim(1, 0)),
     ..Cost::new("kiln::conv2d")
 };
@@ -92,7 +92,7 @@ fn of_product(call: &Call<'_>) -> Option<u64> {
 /// Inputs: weight, gradient.
 pub(super) static INPUT_BACKWARD: Cost = Cost {
     cpu_scratch: |call, cpu| correlation(call, [1, 0], cpu),
-    gpu_scratch: |call| call.bytes(1),
+    gpu_scratch: |call, _| call.bytes(1),
     multiply_adds: |call| multiply_adds(call.elements(1), call.elements(0), call.dim(0, 0)),
     ..Cost::new("kiln::conv2d_x_backward")
 };
@@ -100,7 +100,7 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
 /// Inputs: x, gradient.
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     cpu_scratch: weight_backward,
-    gpu_scratch: |call| match of_product(call) {
+    gpu_scratch: |call, _| match of_product(call) {
         Some(parts) => parts,
         None => call.bytes(0) + call.bytes(1),
     },

@@ -32,14 +32,14 @@ enum Pass {
 
 static FORWARD: Cost = Cost {
     cpu_scratch: |call, _| 8 * call.scalar(0).min(call.dim(0, 0)) * call.dim(0, 1),
-    gpu_scratch: |call| call.wide(0, 1),
+    gpu_scratch: |call, _| call.wide(0, 1),
     by_sample: true,
     ..Cost::new("kiln::embedding_in_parts")
 };
 
 static BACKWARD: Cost = Cost {
     cpu_scratch: |call, _| 12 * call.scalar(0).min(call.dim(0, 0)) * call.dim(0, 1) + 2 * call.bytes(2),
-    gpu_scratch: |call| call.wide(0, 1),
+    gpu_scratch: |call, _| call.wide(0, 1),
     by_sample: true,
     ..Cost::new("kiln::embedding_gradient_in_parts")
 };

@@ -13,13 +13,13 @@ pub(crate) struct GroupNormSettings {
 
 /// Inputs: x, weight, bias. On a GPU a tensor that is not stored in the order of its dimensions is copied.
 pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: scratch, gpu_scratch: |call| call.bytes(0), ..Cost::new("kiln::group_norm") };
+    Cost { cpu_scratch: scratch, gpu_scratch: |call, _| call.bytes(0), ..Cost::new("kiln::group_norm") };
 
 /// Inputs: x, statistics, weight, gradient.
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(3, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.bytes(0) + call.bytes(3) + 8 * call.dim(0, 0) * call.dim(0, 1),
+    gpu_scratch: |call, _| call.bytes(0) + call.bytes(3) + 8 * call.dim(0, 0) * call.dim(0, 1),
     ..Cost::new("kiln::group_norm_backward")
 };
 

@@ -32,7 +32,7 @@ pub(super) static FORWARD: Cost = Cost {
         let (weight, rows) = (Stored::of(call, 3), rows_at_once(call, 3));
         of_rows(call, 3, rows) + weight.widened(BLOCK as u64) + weight.product(rows, weight.by_rows, cpu)
     },
-    gpu_scratch: |call| of_prologue(call) + narrowed(call, 3),
+    gpu_scratch: |call, _| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
     by_sample: true,
     ..Cost::new("kiln::linear")
@@ -61,7 +61,7 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
         };
         of_rows(call, 4, rows) + weight.widened(lines) + packed
     },
-    gpu_scratch: |call| of_prologue(call) + narrowed(call, 4),
+    gpu_scratch: |call, _| of_prologue(call) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
     by_sample: true,
     ..Cost::new("kiln::linear_weight_backward")
@@ -76,7 +76,7 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
         of_rows(call, 4, rows) + weight.widened(BLOCK as u64) + product.max(prologue_gradient(call, rows, cpu))
     },
     // An activation's gradient is written over the one that it is computed from.
-    gpu_scratch: |call| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
+    gpu_scratch: |call, _| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
     by_sample: true,
     ..Cost::new("kiln::linear_input_backward")
@@ -103,7 +103,7 @@ pub(super) static ADD_PRODUCT: Cost = Cost {
         let widened = if half { 4 * rows * (wide + narrow) } else { 0 };
         widened + matrix.widened(BLOCK as u64) + matrix.product(rows, along_rows, cpu)
     },
-    gpu_scratch: |call| call.bytes(0) + narrowed(call, 2),
+    gpu_scratch: |call, _| call.bytes(0) + narrowed(call, 2),
     multiply_adds: |call| call.elements(1) as f64 * call.dim_from_end(0, 0) as f64,
     by_sample: true,
     ..Cost::new("kiln::add_product")

@@ -38,7 +38,7 @@ pub(super) enum Pass {
 static FORWARD: Cost = Cost {
     any_order: &[0, 1],
     cpu_scratch: |call, cpu| scratch(call, cpu, 1),
-    gpu_scratch: |call| call.wide(1, 1),
+    gpu_scratch: |call, _| call.wide(1, 1),
     multiply_adds: |call| logits(call),
     by_sample: true,
     ..Cost::new("kiln::linear_cross_entropy_in_parts")
@@ -51,7 +51,7 @@ static BACKWARD: Cost = Cost {
         let keeps_part = call.scalar(1) > 0 || call.scalar(0) > CLASSES as u64;
         scratch(call, cpu, 2) + call.wide(0, 1) + u64::from(keeps_part) * part(call)
     },
-    gpu_scratch: |call| call.wide(1, 2),
+    gpu_scratch: |call, _| call.wide(1, 2),
     multiply_adds: |call| 3.0 * logits(call),
     by_sample: true,
     ..Cost::new("kiln::linear_cross_entropy_gradient_in_parts")

@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::tensor::IntTensor;
 use burn::tensor::DType;
-use kiln_operations::{Call, Cost, Cpu, Product, chain_scratch, padded_rows};
+use kiln_operations::{Call, Cost, Cpu, Gpu, Product, chain_scratch, padded_rows};
 
 /// The settings of the loss that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,7 +134,7 @@ pub(super) static SCALE: Cost = Cost {
     any_order: &[0],
     same_layout: &[(0, 0)],
     cpu_scratch: |call, cpu| call.chunks(SCALED, 2, cpu),
-    gpu_scratch: |call| call.wide(0, 1),
+    gpu_scratch: |call, _| call.wide(0, 1),
     by_sample: true,
     ..Cost::new("kiln::scaled")
 };
@@ -247,12 +247,11 @@ pub(super) fn of_products(cpu: &Cpu, sizes: [u64; 3], by_class: bool, learned: [
 
 /// The logits of a chunk and their gradient, four tensors of its rows and one for each of several blocks, a copy of weights that are padded
 /// or f16, the part of their gradient that a chunk adds, and the padding of the sum.
-fn gpu_scratch(call: &Call<'_>) -> u64 {
+fn gpu_scratch(call: &Call<'_>, gpu: &Gpu) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
     let dtype = call.inputs.first().map_or(DType::F32, |hidden| hidden.dtype);
-    // The device is not known here, so neither is its largest tensor.
     let (sizes, learned) = ([rows, width, classes].map(|size| size as usize), call.out_elements(2) > 0);
-    let chunk = chunk_on_gpu(sizes, learned, kept_dtype(dtype), u64::MAX) as u64;
+    let chunk = chunk_on_gpu(sizes, learned, kept_dtype(dtype), gpu.largest_buffer) as u64;
     // In f32 the gradient takes the memory of the logits.
     let is_new = kept_dtype(dtype) != DType::F32 && (1..4).any(|output| call.out_elements(output) > 0);
     let of_gradient = if is_new { dtype.size() as u64 } else { 0 };

@@ -26,11 +26,14 @@ pub(crate) fn with_planes(shape: &Shape, [height, width]: [usize; 2]) -> Shape {
 }
 
 pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: forward, gpu_scratch: |call| 2 * call.bytes(0), ..Cost::new("kiln::max_pool") };
+    Cost { cpu_scratch: forward, gpu_scratch: |call, _| 2 * call.bytes(0), ..Cost::new("kiln::max_pool") };
 
 /// Inputs: positions, gradient.
-pub(super) static BACKWARD: Cost =
-    Cost { cpu_scratch: backward, gpu_scratch: |call| 2 * call.out_bytes(0), ..Cost::new("kiln::max_pool_backward") };
+pub(super) static BACKWARD: Cost = Cost {
+    cpu_scratch: backward,
+    gpu_scratch: |call, _| 2 * call.out_bytes(0),
+    ..Cost::new("kiln::max_pool_backward")
+};
 
 /// Slices of each plane, and some rows for each thread.
 fn forward(call: &Call<'_>, cpu: &Cpu) -> u64 {

@@ -22,7 +22,7 @@ pub(super) const GROUPS: usize = 16;
 
 /// Inputs: x, weight, bias.
 pub(super) static FORWARD: Cost =
-    Cost { cpu_scratch: forward, gpu_scratch: |call| on_gpu(call, 0), by_sample: true, ..Cost::new("kiln::norm") };
+    Cost { cpu_scratch: forward, gpu_scratch: |call, _| on_gpu(call, 0), by_sample: true, ..Cost::new("kiln::norm") };
 
 /// Inputs: x, statistics, weight, gradient, and the sums of the gradients of weight and bias.
 pub(super) static BACKWARD_ONTO: Cost =
@@ -32,7 +32,7 @@ pub(super) static BACKWARD_ONTO: Cost =
 pub(super) static BACKWARD: Cost = Cost {
     in_place: &[(3, 0)],
     cpu_scratch: backward,
-    gpu_scratch: |call| on_gpu(call, 2 * GROUPS_ON_GPU as u64),
+    gpu_scratch: |call, _| on_gpu(call, 2 * GROUPS_ON_GPU as u64),
     by_sample: true,
     ..Cost::new("kiln::norm_backward")
 };

@@ -124,7 +124,7 @@ impl Operation for Rotary {
 static FORWARD: Cost = Cost {
     in_place: &[(0, 0)],
     cpu_scratch: scratch,
-    gpu_scratch: |call| call.wide(0, 2),
+    gpu_scratch: |call, _| call.wide(0, 2),
     by_sample: true,
     ..Cost::new("kiln::rotary")
 };

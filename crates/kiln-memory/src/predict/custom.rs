@@ -29,7 +29,10 @@ pub(super) fn on_flex(memory: &Memory<'_>, index: usize) -> Effect {
 /// Where the outputs of an operation are, and its workspace, on a CubeCL device: all outputs are new.
 pub(super) fn on_cube(memory: &Memory<'_>, index: usize) -> Effect {
     let call = || call_at(memory.trace, memory.sizes, index, |_| &[]);
-    Effect::new(Output::New, cost_at(memory.trace, index).map_or(0, |cost| (cost.gpu_scratch)(&call())))
+    Effect::new(
+        Output::New,
+        cost_at(memory.trace, index).map_or(0, |cost| (cost.gpu_scratch)(&call(), &memory.profile.gpu())),
+    )
 }
 
 /// Multiply-adds of an operation, and the bytes that it moves in addition to reading each input and writing each output once.
@@ -38,7 +41,7 @@ pub(super) fn work(trace: &StepTrace, sizes: &Sizes, index: usize, profile: &Bac
     let call = call_at(trace, sizes, index, |_| &[]);
     let more_bytes = match profile.kernels {
         Kernels::Flex => 0, // what is read twice is in the cache
-        Kernels::Cube => (cost.gpu_scratch)(&call).saturating_mul(2),
+        Kernels::Cube => (cost.gpu_scratch)(&call, &profile.gpu()).saturating_mul(2),
     };
     ((cost.multiply_adds)(&call), more_bytes)
 }

@@ -56,7 +56,7 @@ impl StepTrace {
         let sizes = Sizes::of(self, batch, profile)?;
         let layout = Layout::of(self, &sizes, profile);
         let peak_bytes = live_bytes(self, &layout, profile).into_iter().max().unwrap_or(0);
-        let largest_buffer_bytes = of_step(self, &layout).map(|block| block.bytes).max().unwrap_or(0);
+        let largest_buffer_bytes = largest_buffer(self, &layout);
         let clock = Clock::new(self, &sizes, profile);
         let seconds = |operations: Range<usize>| operations.map(|index| clock.seconds(index)).sum();
         let [start, backward, update, end] = self.phases;
@@ -74,6 +74,11 @@ impl StepTrace {
 fn of_step<'a>(trace: &StepTrace, layout: &'a Layout) -> impl Iterator<Item = &'a Block> {
     let [start, .., end] = trace.phases;
     layout.blocks.iter().filter(move |block| block.dies as usize >= start && (block.born as usize) < end)
+}
+
+/// Bytes of the largest buffer of the step.
+pub(super) fn largest_buffer(trace: &StepTrace, layout: &Layout) -> u64 {
+    of_step(trace, layout).map(|block| block.bytes).max().unwrap_or(0)
 }
 
 /// Bytes alive at each operation of the step.

@@ -1,6 +1,7 @@
 //! The figures of a device that predictions need.
 
-use kiln_operations::Cpu;
+use burn::tensor::Device;
+use kiln_operations::{Cpu, Gpu};
 use serde::{Deserialize, Serialize};
 
 /// The rules for the memory of operations.
@@ -14,7 +15,7 @@ pub enum Kernels {
 }
 
 /// Data-sheet figures of a GPU: operations and bytes per second.
-struct Gpu {
+struct DataSheet {
     /// f32 products on tensor cores (TF32), without sparsity. CubeCL computes f32 products in TF32 if the GPU supports it.
     tf32_flops: f64,
     /// f16 and bf16 products on tensor cores, without sparsity.
@@ -23,14 +24,14 @@ struct Gpu {
 }
 
 /// NVIDIA A100 80GB SXM. Source: NVIDIA A100 Tensor Core GPU data sheet (2022): TF32 156 TFLOPS, BF16 312 TFLOPS, 2,039 GB/s.
-const A100: Gpu = Gpu { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.039e12 };
+const A100: DataSheet = DataSheet { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.039e12 };
 
 /// NVIDIA H100 SXM. Source: NVIDIA H100 Tensor Core GPU data sheet (2023), which lists figures with sparsity; without it they are
 /// half: TF32 494.7 TFLOPS, BF16 989.4 TFLOPS, 3.35 TB/s.
-const H100: Gpu = Gpu { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
+const H100: DataSheet = DataSheet { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
 
 /// AMD Radeon RX 7600: 2,048 units of 4 operations at 2.655 GHz in f32, twice that in f16, and memory of 288 GB/s. wgpu has no TF32.
-const RX_7600: Gpu = Gpu { tf32_flops: 21.75e12, half_flops: 43.5e12, bandwidth: 288e9 };
+const RX_7600: DataSheet = DataSheet { tf32_flops: 21.75e12, half_flops: 43.5e12, bandwidth: 288e9 };
 
 /// The part of the data sheet's product rate that training reaches. For A100 GPUs, model FLOPS utilisations of 40 to 50 % are reported
 /// (Chowdhery et al. 2022, table 3; Korthikanti et al. 2022). Assumed, not measured with burn.
@@ -41,7 +42,7 @@ const BANDWIDTH_EFFICIENCY: f64 = 0.75;
 
 /// The figures of a device that predictions of bytes and times need.
 ///
-/// [`flex`](Self::flex), [`cuda`](Self::cuda) and [`wgpu`](Self::wgpu) are starting points. [`calibrate`](crate::calibrate) corrects them by short measured
+/// [`flex`](Self::flex), [`cuda`](Self::cuda) and [`wgpu`](Self::wgpu) are starting points. [`on`](Self::on) asks a GPU for its own figures, and [`calibrate`](crate::calibrate) corrects them by short measured
 /// runs. A profile can be saved to a file (serde).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,8 +58,18 @@ pub struct BackendProfile {
     /// f32 values of a vector in matrix products, on the CPU: 16 with AVX-512, which kiln-operations enables in gemm, else 8.
     #[serde(default = "eight")]
     pub lanes: usize,
+    /// Units of a GPU that run in step: CUDA's warp, 32. 0 if kernels run in planes of several sizes. With the shared memory it decides
+    /// whether attention has a kernel.
+    #[serde(default)]
+    pub plane: usize,
+    /// Bytes of shared memory of a cube on a GPU (CUDA's block).
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Bytes of an element of an integer tensor.
     pub int_bytes: usize,
+    /// Bytes of a boolean and of the smallest integer: 4 where a device has no integers of 8 bits, as in WGSL.
+    #[serde(default = "one")]
+    pub smallest_int: usize,
     /// The size of every buffer is rounded up to a multiple of this.
     pub alignment: u64,
     /// The largest buffer that the device makes, if there is a limit.
@@ -100,6 +111,10 @@ const WGPU_LARGEST: u64 = (1 << 31) - 1;
 /// Compiled kernels and queues. Assumed, not measured.
 const WGPU_CONTEXT: u64 = 64 << 20;
 
+fn one() -> usize {
+    1
+}
+
 fn eight() -> usize {
     8
 }
@@ -123,7 +138,10 @@ impl BackendProfile {
             threads,
             cache_bytes: kiln_operations::cache_bytes(),
             lanes: lanes(),
+            plane: 0,
+            shared_bytes: 0,
             int_bytes: 4,
+            smallest_int: 1,
             alignment: 1,
             largest_buffer: None,
             fixed_bytes: 0,
@@ -150,7 +168,10 @@ impl BackendProfile {
             threads: 1,
             cache_bytes: 0,
             lanes: eight(),
+            plane: 32,
+            shared_bytes: 64 << 10,
             int_bytes: 4,
+            smallest_int: 1,
             alignment: 512,
             largest_buffer: None,
             fixed_bytes: 500 << 20,
@@ -165,19 +186,40 @@ impl BackendProfile {
             bandwidth: 0.0,
             launch: 5e-6,
         }
-        .with_gpu(&A100)
+        .with_speed(&A100)
     }
 
     /// A CUDA GPU with the speed of an NVIDIA H100 (SXM). Like [`cuda`](Self::cuda), it has not been verified on a GPU.
     pub fn cuda_h100() -> Self {
-        Self { name: "cuda-h100".into(), ..Self::cuda() }.with_gpu(&H100)
+        Self { name: "cuda-h100".into(), ..Self::cuda() }.with_speed(&H100)
     }
 
-    /// A GPU through wgpu (Vulkan, Metal, WebGPU), with the speed of an AMD Radeon RX 7600. None of it was measured, as in [`cuda`](Self::cuda).
+    /// A GPU through wgpu and WGSL, with the speed of an AMD Radeon RX 7600. None of it was measured, as in [`cuda`](Self::cuda).
     pub fn wgpu() -> Self {
-        let largest_buffer = Some(WGPU_LARGEST);
-        let (alignment, fixed_bytes) = (WGPU_ALIGNMENT, WGPU_CONTEXT);
-        Self { name: "wgpu".into(), alignment, largest_buffer, fixed_bytes, ..Self::cuda() }.with_gpu(&RX_7600)
+        Self {
+            name: "wgpu".into(),
+            plane: 0,
+            shared_bytes: 32 << 10,
+            smallest_int: 4,
+            alignment: WGPU_ALIGNMENT,
+            largest_buffer: Some(WGPU_LARGEST),
+            fixed_bytes: WGPU_CONTEXT,
+            ..Self::cuda()
+        }
+        .with_speed(&RX_7600)
+    }
+
+    /// Whether the device makes a buffer of `bytes`.
+    pub fn allows_buffer(&self, bytes: u64) -> bool {
+        self.largest_buffer.is_none_or(|largest| bytes <= largest)
+    }
+
+    /// The profile with what a GPU says of itself in place of what is usual: its planes and shared memory, its largest buffer, and whether it
+    /// has integers of 8 bits. The profile as it is on the CPU device, and on all devices without the feature `cube`.
+    #[must_use]
+    pub fn on(self, device: &Device) -> Self {
+        let Some(Gpu { plane, shared_bytes, largest_buffer, smallest_int }) = Gpu::of(device) else { return self };
+        Self { plane, shared_bytes, largest_buffer: Some(largest_buffer), smallest_int, ..self }
     }
 
     /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. This is for a device whose tensors lie in
@@ -197,7 +239,7 @@ impl BackendProfile {
         self
     }
 
-    fn with_gpu(mut self, gpu: &Gpu) -> Self {
+    fn with_speed(mut self, gpu: &DataSheet) -> Self {
         self.flops = MATMUL_EFFICIENCY * gpu.tf32_flops;
         self.half_flops = MATMUL_EFFICIENCY * gpu.half_flops;
         self.bandwidth = BANDWIDTH_EFFICIENCY * gpu.bandwidth;
@@ -207,6 +249,12 @@ impl BackendProfile {
     /// The processor's figures on which scratch memory depends.
     pub(crate) fn cpu(&self) -> Cpu {
         Cpu { threads: self.threads, cache_bytes: self.cache_bytes, lanes: self.lanes }
+    }
+
+    /// The GPU's figures on which scratch memory depends.
+    pub(crate) fn gpu(&self) -> Gpu {
+        let Self { plane, shared_bytes, smallest_int, .. } = *self;
+        Gpu { plane, shared_bytes, largest_buffer: self.largest_buffer.unwrap_or(u64::MAX), smallest_int }
     }
 
     /// Bytes that the allocator takes for a buffer of `bytes`.

@@ -41,13 +41,12 @@ impl Sizes {
         let mut bytes = Vec::with_capacity(trace.tensors.len());
         for tensor in &trace.tensors {
             let elements = elements[tensor.shape as usize];
-            let recorded = elements.checked_mul(tensor.dtype.size() as u64);
+            let size = element(tensor.dtype, profile);
+            let most = elements.checked_mul(size.max(tensor.dtype.size()) as u64);
             // Sums of sizes below this, and the number of multiplications in their products, fit into 64 bits.
-            if recorded.is_none_or(|bytes| bytes >= 1 << 42) {
+            if most.is_none_or(|bytes| bytes >= 1 << 42) {
                 return Err(Error::BatchSize { batch });
             }
-            // burn's recorder makes integers of 8 bytes, whatever the device uses.
-            let size = if tensor.dtype == DType::I64 { profile.int_bytes } else { tensor.dtype.size() };
             bytes.push(elements * size as u64);
         }
         let row_major = shapes.iter().map(|shape| row_major(shape)).collect();
@@ -73,6 +72,15 @@ impl Sizes {
     }
 }
 
+/// Bytes of an element on a device. burn's recorder makes integers of 8 bytes, whatever the device uses.
+fn element(dtype: DType, profile: &BackendProfile) -> usize {
+    match dtype {
+        DType::I64 => profile.int_bytes,
+        dtype if dtype.is_float() || matches!(dtype, DType::QFloat(_)) => dtype.size(),
+        integer => integer.size().max(profile.smallest_int),
+    }
+}
+
 /// The distinct shapes and their numbers of elements; `None` if one cannot be counted.
 fn shapes(trace: &StepTrace, batch: usize) -> Option<(Vec<Vec<usize>>, Vec<u64>)> {
     let [first, second] = trace.batches;
@@ -90,4 +98,20 @@ fn shapes(trace: &StepTrace, batch: usize) -> Option<(Vec<Vec<usize>>, Vec<u64>)
         shapes.push(shape);
     }
     Some((shapes, elements))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::BoolStore;
+
+    use super::*;
+
+    #[test]
+    fn booleans_and_small_integers_are_as_large_as_the_device_makes_them() {
+        let dtypes =
+            [DType::Bool(BoolStore::Native), DType::U8, DType::I8, DType::I32, DType::I64, DType::F16, DType::F32];
+        let bytes = |profile: BackendProfile| dtypes.map(|dtype| element(dtype, &profile));
+        assert_eq!(bytes(BackendProfile::flex()), [1, 1, 1, 4, 4, 2, 4]);
+        assert_eq!(bytes(BackendProfile::wgpu()), [4, 4, 4, 4, 4, 2, 4]);
+    }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::trace::{StepTrace, TraceRole};
 
-use super::estimate::live_bytes;
+use super::estimate::{largest_buffer, live_bytes};
 use super::layout::Layout;
 use super::memory::Block;
 use super::profile::BackendProfile;
@@ -30,6 +30,9 @@ pub struct StageEstimate {
     pub input_bytes: u64,
     /// The most bytes at once.
     pub peak_bytes: u64,
+    /// Bytes of the largest buffer.
+    #[serde(default)]
+    pub largest_buffer_bytes: u64,
     /// The most bytes at once during forward and backward passes.
     pub passes_peak_bytes: u64,
     /// Bytes between the last backward pass and the update.
@@ -98,6 +101,7 @@ impl StepTrace {
         stage.passes_peak_bytes = in_flight.peak(most(start..update), first, stage.activation_bytes);
         stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
         stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
+        stage.largest_buffer_bytes = largest_buffer(self, &layout);
         let clock = Clock::new(self, &sizes, profile);
         let seconds = |phase: Range<usize>| phase.map(|index| clock.seconds(index)).sum();
         stage.forward_seconds = seconds(start..backward);

@@ -199,7 +199,8 @@ fn a_batch_is_a_number_of_samples_that_can_be_counted() {
 fn no_batch_is_too_large_to_be_refused() {
     for precision in [Precision::F32, Precision::BF16, Precision::F16] {
         for (name, trace) in models(precision, &adamw(), StepOptions::default()) {
-            for profile in [BackendProfile { threads: 1 << 10, ..flex() }, BackendProfile::cuda()] {
+            let cpu = BackendProfile { threads: 1 << 10, ..flex() };
+            for profile in [cpu, BackendProfile::cuda(), BackendProfile::wgpu()] {
                 let predict = |shift: u32| trace.predict(1 << shift, &profile).map(|prediction| prediction.peak_bytes);
                 let peaks: Vec<_> = (0..64).map_while(|shift| predict(shift).ok()).collect();
                 assert!(peaks.len() > 10 && peaks.is_sorted() && peaks.last() > Some(&(1 << 40)), "{name}");
@@ -259,7 +260,7 @@ fn sizes_of_zero_are_errors() {
         net.layers[0].forward(x).mean() + none
     });
     if let Ok(trace) = empty {
-        for profile in [flex(), BackendProfile::cuda()] {
+        for profile in [flex(), BackendProfile::cuda(), BackendProfile::wgpu()] {
             assert!(trace.predict(4, &profile).unwrap().peak_bytes > 0);
             assert!(trace.estimate(4, &profile).unwrap().peak_bytes > 0);
         }

@@ -42,7 +42,7 @@ fn assert_grows(name: &str, trace: &StepTrace, profile: &BackendProfile, peak: i
 #[test]
 fn a_larger_batch_never_has_a_lower_peak() {
     for (name, trace) in both(F32).iter().chain(&both(BF16)) {
-        for profile in [flex(), BackendProfile::cuda()] {
+        for profile in [flex(), BackendProfile::cuda(), BackendProfile::wgpu()] {
             assert_grows(name, trace, &profile, |prediction| prediction.peak_bytes);
         }
     }
@@ -118,7 +118,7 @@ fn assert_sums(name: &str, prediction: &Prediction) {
 fn parts_add_up() {
     for (name, trace) in both(F32).iter().chain(&both(BF16)) {
         let plan: Vec<_> = (0..trace.blocks()).step_by(2).map(|block| recomputed(block..block + 1)).collect();
-        for profile in [flex(), BackendProfile::cuda()] {
+        for profile in [flex(), BackendProfile::cuda(), BackendProfile::wgpu()] {
             assert_sums(name, &trace.predict(7, &profile).unwrap());
             assert_sums(name, &trace.with_plan(&plan).unwrap().predict(7, &profile).unwrap());
         }

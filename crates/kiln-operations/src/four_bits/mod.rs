@@ -60,7 +60,7 @@ pub fn widened_four_bits<B: KernelBackend>(
     B::float_transpose(values)
 }
 
-static WIDENED: Cost = Cost { gpu_scratch: |_| 0, by_sample: true, ..Cost::new("kiln::widened_four_bits") };
+static WIDENED: Cost = Cost { gpu_scratch: |_, _| 0, by_sample: true, ..Cost::new("kiln::widened_four_bits") };
 
 /// The matrix `[outputs, inputs]` of levels, codes and scales.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use crate::place;
 use kiln_operations::{Cost, operation};
 
 /// The cost of rounding values in f32.
-static ROUND: Cost = Cost { gpu_scratch: |call| call.wide(0, 6), ..Cost::new("kiln::stochastic_round") };
+static ROUND: Cost = Cost { gpu_scratch: |call, _| call.wide(0, 6), ..Cost::new("kiln::stochastic_round") };
 
 /// Converts values to f32. bf16 values on the CPU device are converted in several threads.
 pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {

@@ -65,7 +65,7 @@ impl Waiting {
 struct AddSquares;
 
 static COST: Cost = Cost {
-    gpu_scratch: |call| 4 * (CUBES * call.inputs.len().saturating_sub(1)) as u64,
+    gpu_scratch: |call, _| 4 * (CUBES * call.inputs.len().saturating_sub(1)) as u64,
     ..Cost::new("kiln::add_squares")
 };
 

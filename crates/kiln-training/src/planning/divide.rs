@@ -45,9 +45,15 @@ impl Planner {
     /// With replicas, [`batch`](Self::batch) counts the samples of one replica's part.
     ///
     /// # Errors
-    /// [`Error::NothingFits`] with the plan that takes least, [`Error::Parallel`] if there are fewer blocks than stages, and
+    /// [`Error::NothingFits`] with the plan that takes least, [`Error::BufferTooLarge`], [`Error::Parallel`] if there are fewer blocks than stages, and
     /// [`Error::Predict`].
     pub fn stage_plan(&self, layout: &DeviceLayout, limit_bytes: u64) -> Result<StagePlan, Error> {
+        if limit_bytes == u64::MAX {
+            let precision = self.precisions().next().ok_or(Error::NoPrecision)?;
+            let size = self.micro_batch_for(layout.stages());
+            let plan = self.evaluate_stages(precision, &self.plain(), size, layout, limit_bytes)?;
+            return if plan.fits { Ok(plan) } else { Err(self.no_stages_fit(limit_bytes, &plan)?) };
+        }
         let mut smallest: Option<StagePlan> = None;
         for precision in self.precisions() {
             let others = self.alternatives().filter(|planner| !planner.optimizer.has_same_numbers());
@@ -59,11 +65,10 @@ impl Planner {
                 smallest = plans.into_iter().chain(smallest).min_by_key(|plan| plan.peak_bytes);
             }
         }
-        let Some(smallest) = smallest else { return Err(Error::NoPrecision) };
-        let largest = smallest.loads.iter().map(StageLoad::largest).max_by_key(|(_, bytes)| *bytes);
-        let (largest, largest_bytes) = largest.unwrap_or_default();
-        let least = (smallest.peak_bytes, smallest.micro_batch);
-        Err(Error::NothingFits { limit_bytes, least, largest: largest.into(), largest_bytes })
+        match smallest {
+            Some(smallest) => Err(self.no_stages_fit(limit_bytes, &smallest)?),
+            None => Err(Error::NoPrecision),
+        }
     }
 
     /// Predicts a given plan on the devices of `layout`, and compares it with `limit_bytes`. The stages are chosen unless `layout` has
@@ -94,18 +99,19 @@ impl Planner {
         }
     }
 
+    /// The given checkpoint plan, else none.
+    fn plain(&self) -> Plan {
+        self.checkpoints.clone().unwrap_or_else(|| Plan::none(self.blocks()))
+    }
+
     /// The plans in one precision.
     fn divided(&self, precision: Precision, layout: &DeviceLayout, limit: u64) -> Result<Vec<StagePlan>, Error> {
         let evaluate = |checkpoints: &Plan, size| self.evaluate_stages(precision, checkpoints, size, layout, limit);
         let first = self.micro_batch_for(layout.stages());
-        let plain = self.checkpoints.clone().unwrap_or_else(|| Plan::none(self.blocks()));
-        if limit == u64::MAX {
-            return Ok(vec![evaluate(&plain, first)?]);
-        }
         if layout.stages() == 1 {
             return self.replicated(precision, layout, limit);
         }
-        let mut plans = vec![plain];
+        let mut plans = vec![self.plain()];
         if self.checkpoints.is_none() {
             plans.extend(Plan::every(self.blocks(), 1).ok());
         }
@@ -258,6 +264,8 @@ impl Division<'_> {
             loads.map(|(load, _)| load.peak_bytes).fold(0, u64::saturating_add)
         };
         let peak_bytes = devices.iter().map(|device| on(*device)).max().unwrap_or(0);
+        let makes_buffers =
+            loads.iter().all(|load| self.planner.profile.allows_buffer(load.estimate.largest_buffer_bytes));
         let update = loads.iter().map(|load| load.estimate.update_seconds).fold(0.0, f64::max);
         // A chain of one stage may have no blocks.
         let stages = Stages::at(self.step.blocks().max(1), cuts)?;
@@ -272,7 +280,7 @@ impl Division<'_> {
             seconds: timeline.seconds() + update + self.planner.update_transfer,
             moved_bytes: 0,
             same_bits: false,
-            fits: fits_within(peak_bytes, self.limit),
+            fits: fits_within(peak_bytes, self.limit) && makes_buffers,
         };
         Ok(StagePlan { step, layout: self.layout.clone(), stages, loads, bubble: timeline.bubble() })
     }

@@ -10,27 +10,15 @@ pub(super) fn memory(device: &Device) -> Option<GpuMemory> {
     GpuMemory::at(&address.to_string())
 }
 
-/// The largest buffer that a device makes, if it has a limit.
-#[cfg(feature = "cube")]
-pub(crate) fn largest_buffer(device: &Device) -> Option<u64> {
-    cube(device).map(|device| device.client().properties().memory.max_page_size)
-}
-
 /// The profile of a usual device of this kind.
 #[cfg(feature = "cube")]
 pub(crate) fn typical(device: &Device) -> BackendProfile {
-    match cube(device) {
-        Some(burn::cubecl::Device::Wgpu(_)) => BackendProfile::wgpu(),
-        Some(_) => BackendProfile::cuda(),
-        None => BackendProfile::flex(),
-    }
-}
+    use burn::backend::DispatchDevice;
 
-#[cfg(feature = "cube")]
-fn cube(device: &Device) -> Option<burn::cubecl::Device> {
     match device.clone().inner().as_dispatch() {
-        burn::backend::DispatchDevice::Cube(device) => Some(device.clone()),
-        _ => None,
+        DispatchDevice::Cube(burn::cubecl::Device::Wgpu(_)) => BackendProfile::wgpu(),
+        DispatchDevice::Cube(_) => BackendProfile::cuda(),
+        _ => BackendProfile::flex(),
     }
 }
 
@@ -38,11 +26,6 @@ fn cube(device: &Device) -> Option<burn::cubecl::Device> {
 
 #[cfg(not(feature = "cube"))]
 pub(super) fn memory(_: &Device) -> Option<GpuMemory> {
-    None
-}
-
-#[cfg(not(feature = "cube"))]
-pub(crate) fn largest_buffer(_: &Device) -> Option<u64> {
     None
 }
 

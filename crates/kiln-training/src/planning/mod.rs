@@ -6,6 +6,7 @@ mod cuts;
 mod divide;
 mod gpu;
 mod host_memory;
+mod nothing_fits;
 mod planner;
 mod recompute;
 mod recorded;
@@ -23,7 +24,7 @@ pub use step_plan::{PlannedOptimizer, StepPlan};
 
 pub(crate) use by_rows::Asked;
 pub(crate) use cuts::Cuts;
-pub(crate) use gpu::{largest_buffer, typical};
+pub(crate) use gpu::typical;
 pub(crate) use host_memory::group_path;
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};

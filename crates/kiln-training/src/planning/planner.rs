@@ -208,41 +208,6 @@ impl Planner {
         self.steps.first().map(|(_, step)| step.between(false)).unwrap_or_default()
     }
 
-    /// The error that names the plan with the lowest peak and the largest part of its memory.
-    pub(crate) fn nothing_fits(&self, limit_bytes: u64, smallest: &StepPlan) -> Result<Error, Error> {
-        if let (true, Some(error)) = (fits_within(smallest.peak_bytes, limit_bytes), self.too_large(smallest)?) {
-            return Ok(error);
-        }
-        let largest = self.predict(smallest)?.breakdown.0.into_iter().max_by_key(|(_, bytes)| *bytes);
-        let (largest, largest_bytes) =
-            largest.map_or((String::new(), 0), |(category, bytes)| (category.to_string(), bytes));
-        let least = (smallest.peak_bytes, smallest.micro_batch);
-        Ok(Error::NothingFits { limit_bytes, least, largest, largest_bytes })
-    }
-
-    /// The error of a plan with a tensor above the device's largest buffer. It names the first half, quarter and so on of the micro-batch
-    /// that has none, or else the largest tensor of one sample.
-    fn too_large(&self, plan: &StepPlan) -> Result<Option<Error>, Error> {
-        let Some(largest_buffer) = self.profile.largest_buffer else { return Ok(None) };
-        let step = self.planner_for(plan).step_in(plan.precision)?;
-        let largest = |samples| {
-            let estimate = step.estimate(&plan.checkpoints, samples, plan.batch, self.profile(samples, plan.batch))?;
-            Ok::<u64, Error>(estimate.largest_buffer_bytes)
-        };
-        let bytes = largest(plan.micro_batch)?;
-        if bytes <= largest_buffer {
-            return Ok(None);
-        }
-        let (mut samples, mut least) = (plan.micro_batch, bytes);
-        while samples > 1 && least > largest_buffer {
-            samples /= 2;
-            least = largest(samples)?;
-        }
-        let helps = least <= largest_buffer;
-        let (bytes, micro_batch) = if helps { (bytes, Some(samples)) } else { (least, None) };
-        Ok(Some(Error::BufferTooLarge { bytes, largest_buffer, micro_batch }))
-    }
-
     /// The best plan for each micro-batch: whole batches, halves, quarters and so on, and the largest that needs no recomputation. It
     /// streams blocks only if that micro-batch does not fit otherwise.
     ///
@@ -369,7 +334,7 @@ impl Planner {
         let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
         let profile = self.profile(micro_batch, self.batch);
         let estimate = step.estimate(&checkpoints, micro_batch, batch, profile)?;
-        let makes_buffers = profile.largest_buffer.is_none_or(|largest| estimate.largest_buffer_bytes <= largest);
+        let makes_buffers = profile.allows_buffer(estimate.largest_buffer_bytes);
         let moved_bytes = match checkpoints.streams() {
             true => {
                 step.moved(&checkpoints, micro_batch, batch, self.profile(micro_batch, batch), self.state_bytes()?)?

@@ -128,6 +128,11 @@ impl StagePlan {
         self.batch.div_ceil(self.micro_batch.max(1))
     }
 
+    /// Bytes of the largest buffer of all stages.
+    pub(super) fn largest_buffer_bytes(&self) -> u64 {
+        self.loads.iter().map(|load| load.estimate.largest_buffer_bytes).max().unwrap_or(0)
+    }
+
     /// The plan that fits and that [`StepPlan::fastest`] prefers.
     pub(crate) fn fastest(plans: &[Self]) -> Option<&Self> {
         let steps: Vec<StepPlan> = plans.iter().map(|plan| plan.step.clone()).collect();

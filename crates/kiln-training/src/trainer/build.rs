@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use kiln_accumulation::RunningStatistics;
 use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, Meter, warm_threads};
+use kiln_memory::{Meter, warm_threads};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
 
 use super::builder::TrainerBuilder;
@@ -14,9 +14,7 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{
-    Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, largest_buffer, typical,
-};
+use crate::planning::{Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, typical};
 use crate::pressure::PressureAlarm;
 use crate::progress::Progress;
 use crate::replicas::Group;
@@ -386,9 +384,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
         if !self.memory.prediction {
             return if needed { Err(Error::NoPrediction) } else { Ok(None) };
         }
-        let profile = self.memory.profile.clone().unwrap_or_else(|| typical(&site.device));
-        let profile =
-            BackendProfile { largest_buffer: largest_buffer(&site.device).or(profile.largest_buffer), ..profile };
+        let given = self.memory.profile.clone().unwrap_or_else(|| typical(&site.device));
+        let mut profile = given.clone().on(&site.device);
+        // Stages are planned for one kind of device. A buffer that one of theirs does not make is too large.
+        let others = self.parallel.stages.iter().flat_map(|stages| &stages.devices);
+        let largest = others.filter_map(|device| given.clone().on(device).largest_buffer).min();
+        profile.largest_buffer = largest.or(profile.largest_buffer);
         match self.planner(&profile, sample, site.batch) {
             Ok(planner) => Ok(Some(planner)),
             Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {

@@ -104,7 +104,8 @@ pub struct MemoryConfig {
     pub compared_precisions: Vec<Precision>,
     /// Bytes of the data loader, which are subtracted from the budget of the CPU device, whose memory is the host's. Default: 0.
     pub loader_bytes: u64,
-    /// The device that steps are predicted for. Default: typical figures for the device's kind.
+    /// The device that steps are predicted for. What a GPU says of itself ([`BackendProfile::on`]) replaces figures here. Default: typical
+    /// figures for the device's kind.
     pub profile: Option<BackendProfile>,
     /// Whether the step is recorded to predict its memory. Switch it off for a model that reads tensors back in its forward pass. Such a
     /// run can have neither a budget nor recomputed blocks. Default: true.

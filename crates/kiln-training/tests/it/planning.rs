@@ -120,6 +120,29 @@ fn no_tensor_is_above_the_largest_buffer_of_the_device() {
 }
 
 #[test]
+fn no_tensor_of_a_stage_is_above_the_largest_buffer_of_the_device() {
+    let _turn = beside();
+    let planner = |largest_buffer| {
+        let profile = BackendProfile { largest_buffer, ..BackendProfile::wgpu() };
+        builder(&[2, 2, 2, 2]).planner(&profile, &batch(0, 8), BATCH).unwrap()
+    };
+    let layout = DeviceLayout::new(2);
+    let free = planner(None).stage_plan(&layout, u64::MAX).unwrap();
+    assert_eq!(free.micro_batch, BATCH / 4);
+    let largest = free.loads.iter().map(|load| load.estimate.largest_buffer_bytes).max();
+    assert_eq!(largest, Some((free.micro_batch * WIDTH * 4) as u64), "activations of a micro-batch");
+    // With a budget, a batch whose tensors are too large is cut. Without, the error names the cut.
+    let half = largest.map(|bytes| bytes / 2);
+    let cut = planner(half).stage_plan(&layout, u64::MAX - 1).unwrap();
+    assert!(cut.fits && cut.micro_batch == free.micro_batch / 2, "{cut}");
+    let error = planner(half).stage_plan(&layout, u64::MAX).unwrap_err();
+    let named = free.micro_batch / 2;
+    assert!(matches!(error, Error::BufferTooLarge { micro_batch: Some(size), .. } if size == named), "{error}");
+    let error = planner(Some((WIDTH * WIDTH) as u64)).stage_plan(&layout, u64::MAX).unwrap_err();
+    assert!(matches!(error, Error::BufferTooLarge { micro_batch: None, .. }), "{error}");
+}
+
+#[test]
 fn a_budget_holds_on_each_device() {
     let _turn = beside();
     let planner = planner(&[2, 2, 2, 2]);

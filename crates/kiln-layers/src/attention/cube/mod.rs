@@ -20,19 +20,18 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
+use kiln_operations::Gpu;
 use kiln_operations::cube::{empty, has};
 
-use super::cost::{TILE, has_kernels};
+use super::cost::{PLANE, SHARED, TILE, has_kernels};
 use super::terms::{Settings, Sizes};
 use backward::{keys_gradient, queries_gradient};
 use forward::attend;
 use pairs::Terms;
-use tiles::{Form, PLANE, PlaceLaunch};
+use tiles::{Form, PlaceLaunch};
 
 /// Bytes that a unit reads at once.
 const VECTOR: usize = 16;
-/// The most shared memory that a kernel takes. CUDA's devices have it.
-const SHARED: usize = 64 << 10;
 /// The most planes of a cube.
 const PLANES: usize = 4;
 /// The most tensors of a kernel, with lengths, mask and seed.
@@ -40,11 +39,8 @@ const TENSORS: usize = 11;
 
 /// Whether the kernels take heads of this depth and dtype on a device.
 pub(super) fn takes(device: &CubeDevice, dtype: DType, depth: usize) -> bool {
-    let client = device.client();
-    let hardware = &client.properties().hardware;
-    has_kernels(dtype, depth)
-        && [hardware.plane_size_min, hardware.plane_size_max] == [PLANE as u32; 2]
-        && has(device, PLANES * PLANE, TENSORS, SHARED)
+    // Predictions take for granted that a device with such planes has units and tensors enough.
+    has_kernels(&Gpu::of_cube(device), dtype, depth) && has(device, PLANES * PLANE, TENSORS, SHARED)
 }
 
 /// The dtype of products on a device, and the columns of a factor's tile on its tensor cores: 0 if there are none.

@@ -6,8 +6,8 @@ use cubecl::cmma::{Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::LinearViewMut;
 
-use super::tiles::{COLUMNS, Form, OF_PLANE, PITCH, PLANE, Place, QUAD, Quad, SHARE, share};
-use crate::attention::cost::TILE;
+use super::tiles::{COLUMNS, Form, OF_PLANE, PITCH, Place, QUAD, Quad, SHARE, share};
+use crate::attention::cost::{PLANE, TILE};
 
 /// Sums of 16 rows and some columns.
 #[derive(CubeType)]

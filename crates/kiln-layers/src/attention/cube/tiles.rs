@@ -7,7 +7,7 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::LinearView;
 
-use crate::attention::cost::TILE;
+use crate::attention::cost::{PLANE, TILE};
 
 /// Columns that are in shared memory at a time.
 pub(super) const COLUMNS: usize = 32;
@@ -21,8 +21,6 @@ pub(super) const PITCH: usize = COLUMNS + PADDING;
 const PADDING: usize = 8;
 /// Vectors of the scores of a plane in shared memory.
 pub(super) const OF_PLANE: usize = TILE * PITCH / QUAD;
-/// Units of a plane.
-pub(super) const PLANE: usize = 32;
 
 /// Four values.
 pub(super) type Quad<E> = Vector<E, Const<QUAD>>;
