@@ -102,7 +102,8 @@ const WGPU_DEFAULT: &str = "CUBECL_WGPU_DEFAULT_DEVICE";
 impl Runtime {
     /// The profile of a usual device, which plans use and calibration starts from.
     pub(crate) fn profile(&self) -> BackendProfile {
-        BackendProfile { name: self.word.into(), ..(self.start)() }
+        let smallest_int = if self.has_bytes { 1 } else { 4 };
+        BackendProfile { name: self.word.into(), smallest_int, ..(self.start)() }
     }
 
     /// Whether this program has it.
@@ -131,7 +132,15 @@ impl Runtime {
         if self.word == "cuda" && !cfg!(feature = "cuda-cpp") {
             crate::libdevice::ensure()?;
         }
-        let device = self.opened(found.swap_remove(number), is_default);
+        let device = found.swap_remove(number);
+        if TAKES_NO_PROCESSOR && rank(&device) == PROCESSOR {
+            let Self { word, .. } = self;
+            bail!(
+                "device '{word}:{number}' computes on the processor, and its driver crashes on the SPIR-V that a program with the feature \
+                 vulkan gives it: expected another device, or a program with the feature webgpu alone"
+            );
+        }
+        let device = self.opened(device, is_default);
         // Tokens, labels and the seeds of dropout are such integers.
         if !device.supports_dtype(DType::I64) {
             let Self { word, .. } = self;
@@ -188,6 +197,10 @@ fn first(here: &[&'static Runtime], best: impl Fn(&Runtime) -> Option<usize>) ->
 /// The kinds of wgpu's devices, the preferred ones first. The last one computes on the processor.
 const KINDS: [&str; 5] = ["DiscreteGpu", "IntegratedGpu", "VirtualGpu", "Other", "Cpu"];
 const PROCESSOR: usize = KINDS.len() - 1;
+
+/// Whether Vulkan drivers that compute on the processor are given kernels in SPIR-V. They lack `VK_KHR_workgroup_memory_explicit_layout`,
+/// without which CubeCL's are invalid.
+const TAKES_NO_PROCESSOR: bool = cfg!(feature = "vulkan") && cfg!(not(windows));
 
 /// The place of a device's kind among [`KINDS`]. Other runtimes have cards alone.
 fn rank(device: &Device) -> usize {
