@@ -49,13 +49,21 @@ const RUNTIMES: [Step; 1] = [(
 )];
 
 /// The tests of the GPU path that ask for nothing but refused memory, through wgpu.
-const WGPU: [Step; 1] = [(
-    "tests on wgpu",
-    "test --manifest-path tools/cuda-sim/Cargo.toml --workspace --test cuda -- layers:: attention:: follow:: lost:: offload:: \
-     optimizers::many predicted::steps_of_a_small steps:: streamed:: wgpu:: --skip in_bf16",
-)];
-/// Where those tests run.
-const ON_WGPU: (&str, &str) = ("KILN_TEST_GPU", "wgpu");
+const WGPU: [Step; 2] = [
+    (
+        "tests in WGSL",
+        "test --manifest-path tools/cuda-sim/Cargo.toml --workspace --test cuda -- layers:: attention:: follow:: lost:: offload:: \
+         optimizers::many predicted::steps_of_a_small steps:: streamed:: wgpu:: --skip in_bf16",
+    ),
+    (
+        "tests in SPIR-V",
+        "test --manifest-path tools/cuda-sim/Cargo.toml --workspace --test cuda -- layers:: attention:: follow:: lost::what \
+         optimizers::many optimizers::adamw_of optimizers::sgd_of steps:: wgpu:: --skip in_bf16",
+    ),
+];
+/// The variable that says where those tests run, and its value for each of them.
+const ON_GPU: &str = "KILN_TEST_GPU";
+const LANGUAGES: [&str; 2] = ["wgpu", "vulkan"];
 
 pub(crate) fn run(arguments: &Check) -> Result<()> {
     if let Some(revision) = &arguments.semver {
@@ -71,11 +79,14 @@ pub(crate) fn run(arguments: &Check) -> Result<()> {
         None if arguments.runtimes => (&RUNTIMES[..], None),
         None => (&STEPS[..STEPS.len() - usize::from(arguments.without_tests)], None),
     };
-    for (name, words) in steps {
+    for (place, (name, words)) in steps.iter().enumerate() {
         let started = Instant::now();
         let all = words.split(' ').chain(filter.map(String::as_str));
         let mut command = cargo(&root());
-        command.args(all).env("RUSTDOCFLAGS", "-D warnings").envs(arguments.wgpu.then_some(ON_WGPU));
+        command.args(all).env("RUSTDOCFLAGS", "-D warnings");
+        if arguments.wgpu {
+            command.env(ON_GPU, LANGUAGES[place]);
+        }
         if arguments.wgpu || arguments.cuda.is_some() {
             command.envs(LINTED);
         }

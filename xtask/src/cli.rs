@@ -55,7 +55,7 @@ pub(crate) struct Check {
     /// Check the CUDA emulator and the tests of burn's CUDA backend on it, and nothing else; with TEST, only the tests of that name
     #[arg(long, value_name = "TEST", num_args = 0..=1)]
     pub(crate) cuda: Option<Option<String>>,
-    /// Run the tests of the GPU path through wgpu, on a GPU of this machine or on Mesa's lavapipe, and nothing else
+    /// Run the tests of the GPU path through wgpu, in WGSL and in SPIR-V, on a GPU of this machine or on Mesa's lavapipe, and nothing else
     #[arg(long, conflicts_with_all = ["without_tests", "cuda"])]
     pub(crate) wgpu: bool,
     /// Lint the program with all of burn's GPU runtimes, and nothing else

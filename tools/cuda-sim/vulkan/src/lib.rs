@@ -1,6 +1,8 @@
-//! A `libvulkan.so.1` for tests of programs that run out of memory. It passes every call on to the library that `KILN_VULKAN` names, and
+//! A `libvulkan.so.1` for tests of programs that run out of memory. It passes calls on to the library that `KILN_VULKAN` names, and
 //! refuses buffers with `VK_ERROR_OUT_OF_DEVICE_MEMORY` when a test says so: by number, or beyond a number of bytes. Buffers that no kernel
-//! reads, which are for copies from and to the host, have numbers of their own and are not counted. It works with every driver.
+//! reads, which are for copies from and to the host, have numbers of their own and are not counted. Kernels in SPIR-V declare shared memory as
+//! drivers without explicit layouts read it. With `KILN_VULKAN_WGSL`, devices lack the memory model that CubeCL needs for SPIR-V, so that kernels are
+//! WGSL. It works with every driver.
 //!
 //! The functions for tests have the names and meaning of kiln-cuda-sim's, as far as they are here (`kiln_sim_count`, `kiln_sim_arm`,
 //! `kiln_sim_take`, `kiln_sim_give`, `kiln_sim_reset_peaks`, `kiln_sim_command`).
@@ -8,6 +10,7 @@
 #![allow(unsafe_code, reason = "Vulkan is a C interface")]
 
 mod buffers;
+mod shared_memory;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::transmute;
@@ -16,9 +19,11 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 use buffers::BUFFERS;
+use shared_memory::mended;
 
-/// `VK_ERROR_OUT_OF_DEVICE_MEMORY`.
+/// `VK_ERROR_OUT_OF_DEVICE_MEMORY` and `VK_ERROR_INITIALIZATION_FAILED`.
 const OUT_OF_DEVICE_MEMORY: i32 = -2;
+const INITIALIZATION_FAILED: i32 = -3;
 
 /// A function of Vulkan whose type its name says.
 type Function = Option<extern "system" fn()>;
@@ -40,9 +45,40 @@ pub struct BufferCreateInfo {
 /// `VK_BUFFER_USAGE_UNIFORM_BUFFER_BIT` and `VK_BUFFER_USAGE_STORAGE_BUFFER_BIT`.
 const OF_KERNELS: u32 = 0x10 | 0x20;
 
+type CreateShaderModule =
+    unsafe extern "system" fn(*mut c_void, *const ShaderModuleCreateInfo, *const c_void, *mut u64) -> i32;
+
+/// `vkGetPhysicalDeviceFeatures2`.
+type Features = unsafe extern "system" fn(*mut c_void, *mut Structure);
+
+/// The beginning of a structure in a chain, and the first member of those with features.
+#[repr(C)]
+pub struct Structure {
+    kind: i32,
+    next: *mut Structure,
+    first: u32,
+}
+
+/// `VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES`.
+const MEMORY_MODEL: i32 = 1_000_211_000;
+
+/// `VkShaderModuleCreateInfo`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ShaderModuleCreateInfo {
+    kind: i32,
+    next: *const c_void,
+    flags: u32,
+    /// Bytes of the code.
+    size: usize,
+    code: *const u32,
+}
+
 static FIND_OF_DEVICE: OnceLock<Find> = OnceLock::new();
 static CREATE: OnceLock<CreateBuffer> = OnceLock::new();
 static DESTROY: OnceLock<DestroyBuffer> = OnceLock::new();
+static FEATURES: OnceLock<Features> = OnceLock::new();
+static CREATE_MODULE: OnceLock<CreateShaderModule> = OnceLock::new();
 
 /// The machine's own `vkGetInstanceProcAddr`.
 fn find() -> Option<Find> {
@@ -74,6 +110,11 @@ pub unsafe extern "system" fn vkGetInstanceProcAddr(instance: *mut c_void, name:
             FIND_OF_DEVICE.get_or_init(|| unsafe { transmute::<extern "system" fn(), Find>(own) });
             function(find_of_device as *const ())
         }
+        (b"vkGetPhysicalDeviceFeatures2" | b"vkGetPhysicalDeviceFeatures2KHR", Some(own)) => {
+            // SAFETY: the functions of these names have this type.
+            FEATURES.get_or_init(|| unsafe { transmute::<extern "system" fn(), Features>(own) });
+            function(features as *const ())
+        }
         _ => found,
     }
 }
@@ -91,6 +132,10 @@ unsafe extern "system" fn find_of_device(device: *mut c_void, name: *const c_cha
             DESTROY.get_or_init(|| unsafe { transmute::<extern "system" fn(), DestroyBuffer>(own) });
             function(destroy_buffer as *const ())
         }
+        (b"vkCreateShaderModule", Some(own)) => {
+            CREATE_MODULE.get_or_init(|| unsafe { transmute::<extern "system" fn(), CreateShaderModule>(own) });
+            function(create_shader_module as *const ())
+        }
         _ => found,
     }
 }
@@ -99,6 +144,21 @@ unsafe extern "system" fn find_of_device(device: *mut c_void, name: *const c_cha
 fn function(of: *const ()) -> Function {
     // SAFETY: a pointer to a function; a caller gives it the type that its name has before a call.
     Some(unsafe { transmute::<*const (), extern "system" fn()>(of) })
+}
+
+/// The features of a device, without its memory model if kernels are to be WGSL.
+unsafe extern "system" fn features(device: *mut c_void, mut chain: *mut Structure) {
+    let Some(own) = FEATURES.get() else { return };
+    // SAFETY: the caller's contract.
+    unsafe { own(device, chain) };
+    let hidden = std::env::var_os("KILN_VULKAN_WGSL").is_some();
+    // SAFETY: a chain of structures that begin so, whose last one has no next.
+    while let Some(structure) = unsafe { chain.as_mut() }.filter(|_| hidden) {
+        if structure.kind == MEMORY_MODEL {
+            structure.first = 0;
+        }
+        chain = structure.next;
+    }
 }
 
 unsafe extern "system" fn create_buffer(
@@ -120,6 +180,20 @@ unsafe extern "system" fn create_buffer(
         BUFFERS.add(unsafe { *buffer }, *size);
     }
     result
+}
+
+unsafe extern "system" fn create_shader_module(
+    device: *mut c_void,
+    info: *const ShaderModuleCreateInfo,
+    allocator: *const c_void,
+    module: *mut u64,
+) -> i32 {
+    let Some(create) = CREATE_MODULE.get() else { return INITIALIZATION_FAILED };
+    // SAFETY: the caller's contract: a valid description, whose code has so many bytes, a multiple of four.
+    let (info, code) = unsafe { (*info, std::slice::from_raw_parts((*info).code, (*info).size / 4)) };
+    let code = mended(code);
+    // SAFETY: the caller's contract. The description is valid, and its code lives until the call ends.
+    unsafe { create(device, &ShaderModuleCreateInfo { code: code.as_ptr(), ..info }, allocator, module) }
 }
 
 unsafe extern "system" fn destroy_buffer(device: *mut c_void, buffer: u64, allocator: *const c_void) {

@@ -1,4 +1,5 @@
-//! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed. With `KILN_TEST_GPU=wgpu`, tests run on wgpu.
+//! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed. With `KILN_TEST_GPU=wgpu`
+//! and `=vulkan`, tests run through wgpu.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 #![allow(clippy::print_stdout, reason = "figures are shown on demand")]
 

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, DeviceKind};
 use libloading::{Library, Symbol};
 
 const ALONE: &str = "KILN_TEST_ALONE";
-/// Set to run tests on the machine's own GPU, through `cuda` or `wgpu`. Tests that ask more of the emulator than refused memory fail there.
+/// Set to run tests on the machine's own GPU, through `cuda`, `wgpu` or `vulkan`. Tests that ask more of the emulator than refused memory fail there.
 const ON_GPU: &str = "KILN_TEST_GPU";
 /// The emulator's log.
 const LOG: &str = "KILN_SIM_LOG";
@@ -25,8 +25,13 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// block run in a random order.
 pub(crate) const STRICT: [(&str, &str); 3] = [("FILL", "ff"), ("RACES", "1"), ("ORDER", "7")];
 
-/// Whether the tests run on wgpu, as `KILN_TEST_GPU=wgpu` says.
+/// Whether the tests run through wgpu.
 pub(crate) fn on_wgpu() -> bool {
+    in_wgsl() || std::env::var(ON_GPU).is_ok_and(|runtime| runtime == "vulkan")
+}
+
+/// Whether the tests run through wgpu with kernels in WGSL. Otherwise they are SPIR-V, where the driver takes it.
+pub(crate) fn in_wgsl() -> bool {
     std::env::var(ON_GPU).is_ok_and(|runtime| runtime == "wgpu")
 }
 
@@ -103,7 +108,11 @@ pub(crate) fn with_tries(tries: usize, settings: &[(&str, &str)], cases: &[&str]
 
 fn run_cases(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
     if let Ok(case) = std::env::var(ALONE) {
-        test(&Card { library: load() }, &case);
+        // Loaded before wgpu asks for it, and as long as the process lives: wgpu would find the machine's own library the second time.
+        let card = Card { library: load() };
+        // A driver that lacks what CubeCL needs for SPIR-V is given WGSL.
+        assert!(!on_wgpu() || gpu().supports_dtype(DType::U8) != in_wgsl(), "these kernels are in another language");
+        test(&card, &case);
         println!("{ENDED}");
         return;
     }
@@ -129,6 +138,7 @@ fn run_cases(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl
         if on_wgpu() {
             // Optimizers load their state onto burn's default device.
             command.env("KILN_VULKAN", own_vulkan()).env("BURN_DEVICE", "wgpu");
+            command.envs(in_wgsl().then_some(("KILN_VULKAN_WGSL", "1")));
         } else {
             command.env("CUDA_PATH", compiler());
         }

@@ -1,4 +1,4 @@
-//! What wgpu alone does, with `KILN_TEST_GPU=wgpu`.
+//! What wgpu alone does, with `KILN_TEST_GPU=wgpu` and `=vulkan`.
 
 use std::time::Duration;
 
