@@ -5,7 +5,7 @@ use super::example;
 #[test]
 fn the_guides_have_the_tables_that_the_example_prints() {
     let guides = [
-        include_str!("../../../../docs/parallelism.md"), //
+        include_str!("../../../../docs/stages.md"), //
         include_str!("../../../../docs/clusters.md"),
     ];
     let lines = |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
@@ -19,6 +19,6 @@ fn the_guides_have_the_tables_that_the_example_prints() {
     assert!(rows.len() > 100, "{printed:?}");
     assert!(
         missing.is_empty(),
-        "docs/parallelism.md and docs/clusters.md lack rows of `cargo run --example cluster`: {missing:#?}"
+        "docs/stages.md and docs/clusters.md lack rows of `cargo run --example cluster`: {missing:#?}"
     );
 }
