@@ -20,7 +20,7 @@ use kiln_cli::units::MIB;
 use kiln_data::{ImageBatch, TextBatch};
 use kiln_models::{ClassifierConfig, DecoderConfig, GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{OptimizerConfig, ScheduleConfig, Task, Trainer, TrainerBuilder};
+use kiln_training::{OptimizerConfig, Task, Trainer, TrainerBuilder};
 use serde_json::Value;
 
 const ROUNDS: usize = 5;
@@ -74,7 +74,7 @@ fn steps<T: Task>(
     let before = HEAP.live_bytes();
     let mut trainer = builder
         .with_optimizer(move |model| optimizer.groups(model))
-        .with_schedule(ScheduleConfig { peak: 1e-4, warmup: 0.0, floor: 1.0 })
+        .with_schedule(1e-4)
         .with_steps(10_000)
         .with_clip_norm(norm)
         .with_precision(Policy::new(precision).keep_norms())

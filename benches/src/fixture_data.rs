@@ -83,7 +83,7 @@ pub fn builder<'a, T: Task>(
     init: impl Fn(&Device) -> T::Model + 'a,
     optimizer: OptimizerConfig,
 ) -> TrainerBuilder<'a, T> {
-    let schedule = ScheduleConfig { peak: 1e-4, warmup: 0.0, floor: 1.0 };
+    let schedule = ScheduleConfig::constant(1e-4);
     Trainer::builder(task, init)
         .with_optimizer(move |model| optimizer.groups(model))
         .with_schedule(schedule)

@@ -76,7 +76,7 @@ fn ways(peak: u64) -> Vec<Way> {
         on("1"),
         on("4"),
         Way::of(&["--stages", "2"]),
-        Way::of(&["--stages", "4", "--schedule", "gpipe"]),
+        Way::of(&["--stages", "4", "--pipeline-schedule", "gpipe"]),
         Way::of(&["--replicas", "2"]),
         Way::of(&["--replicas", "4", "--checkpointing", "every:1"]),
         Way::of(&["--memory", &much, "--inject-oom", "0.05"]),

@@ -24,7 +24,7 @@ use kiln_cli::process::{Resident, living_threads_seconds};
 const BATCHES: usize = 4;
 /// A learning rate at which no run diverges, whatever the number of rounds.
 const RATE: f64 = 1e-4;
-const SCHEDULE: ScheduleConfig = ScheduleConfig { peak: RATE, warmup: 0.0, floor: 1.0 };
+const SCHEDULE: ScheduleConfig = ScheduleConfig::constant(RATE);
 /// Steps before the measured ones: the first one allocates the optimizer's state.
 const WARMUP: usize = 2;
 /// The number of steps within which a loss scale falls from its start to a value without overflow.

@@ -9,7 +9,7 @@ use kiln_data::{ImageBatch, TextBatch};
 use kiln_memory::Prediction;
 use kiln_models::{ClassifierConfig, DecoderConfig, GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{OptimizerConfig, Planner, ScheduleConfig, Task, Trainer, TrainerBuilder};
+use kiln_training::{OptimizerConfig, Planner, Task, Trainer, TrainerBuilder};
 
 use super::context::Context;
 use super::measure::parameters_of;
@@ -176,7 +176,7 @@ impl<T: Task> Network<'_, T> {
         let optimizer = self.optimizer;
         builder
             .with_optimizer(move |model| optimizer.groups(model))
-            .with_schedule(ScheduleConfig { peak: RATE, warmup: 0.0, floor: 1.0 })
+            .with_schedule(RATE)
             .with_steps(u64::MAX)
             .with_seed(SEED)
             .with_clip_norm(self.clip_norm)

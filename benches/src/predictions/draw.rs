@@ -69,7 +69,7 @@ impl Draw {
         with("--checkpointing", plan.to_owned());
         if stages > 1 {
             with("--stages", stages.to_string());
-            with("--schedule", schedule.to_owned());
+            with("--pipeline-schedule", schedule.to_owned());
         }
         let own = [("--stock-layers", 0.15), ("--optimizer-offload", if stages > 1 { 0.0 } else { 0.1 })];
         for (name, chance) in own {

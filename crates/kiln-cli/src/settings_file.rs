@@ -20,7 +20,7 @@ const KINDS: [Kind; 3] = [Classify::KIND, Segment::KIND, NextToken::KIND];
 const OF_LLAMA: &str = "kv_heads";
 
 /// Settings that hold a path.
-const PATHS: [&[&str]; 10] = [
+const PATHS: [&[&str]; 9] = [
     &["run", "data"],
     &["run", "init"],
     &["run", "from"],
@@ -28,7 +28,6 @@ const PATHS: [&[&str]; 10] = [
     &["text", "tokenizer", "bpe"],
     &["text", "tokenizer", "folder"],
     &["text", "validation"],
-    &["compression", "weights"],
     &["compression", "lora", "from"],
     &["compression", "teacher", "checkpoint"],
 ];
@@ -51,6 +50,11 @@ impl SettingsFile {
         let mut tables: Table = text.parse().map_err(|e: toml::de::Error| {
             Usage(format!("config '{}' is not TOML: {}", printable(&path), e.message()))
         })?;
+        // Runs had their initial weights here before they had them in one place.
+        let older = tables.get_mut("compression").and_then(|table| table.as_table_mut()?.remove("weights"));
+        if let (Some(weights), Some(Value::Table(run))) = (older, tables.get_mut("run")) {
+            run.entry("init").or_insert(weights);
+        }
         for keys in PATHS {
             let value = keys[1..].iter().fold(tables.get_mut(keys[0]), |value, key| value?.get_mut(*key));
             if let Some(Value::String(path)) = value {

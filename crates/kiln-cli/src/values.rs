@@ -12,7 +12,7 @@ use kiln_data::{Damage, Quality, printable};
 use kiln_models::Stem;
 use kiln_parallel::Schedule;
 use kiln_precision::Precision;
-use kiln_training::{BatchRule, MemoryBudget};
+use kiln_training::{BatchRule, Decay, MemoryBudget};
 use serde::{Deserialize, Serialize};
 
 /// A value for each of some words. Each word stands beside others that mean the same.
@@ -39,8 +39,14 @@ pub(crate) const OPTIMIZER: Words<&str> = Words(&[
     ("sgd", &[], "sgd"),
     ("sgd8bit", &[], "sgd8bit"),
 ]);
-/// `--schedule`.
-pub(crate) const SCHEDULE: Words<Schedule> = Words(&[
+/// `--schedule`, with transformers' names.
+pub(crate) const DECAY: Words<Decay> = Words(&[
+    ("cosine", &[], Decay::Cosine),
+    ("linear", &[], Decay::Linear),
+    ("constant", &["constant_with_warmup"], Decay::Constant),
+]);
+/// `--pipeline-schedule`.
+pub(crate) const PIPELINE_SCHEDULE: Words<Schedule> = Words(&[
     ("1f1b", &[], Schedule::OneForwardOneBackward),
     ("gpipe", &[], Schedule::GPipe),
     ("sequential", &[], Schedule::Sequential),
@@ -280,7 +286,7 @@ mod tests {
         assert_eq!(names, OptimizerConfig::NAMES);
         assert!(PRECISION.0.iter().all(|(name, _, precision)| precision.to_string() == *name));
         assert_eq!(PRECISION.0.len(), Precision::ALL.len());
-        assert!(SCHEDULE.0.iter().all(|(name, _, schedule)| schedule.to_string() == *name));
+        assert!(PIPELINE_SCHEDULE.0.iter().all(|(name, _, schedule)| schedule.to_string() == *name));
     }
 
     #[test]

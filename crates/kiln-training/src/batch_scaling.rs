@@ -54,7 +54,7 @@ impl BatchScaling {
         if self.base_batch == 0 {
             return invalid("base batch", "0".into(), "at least 1");
         }
-        if self.rule == BatchRule::Linear && effective_batch > self.base_batch && schedule.warmup() == Some(0.0) {
+        if self.rule == BatchRule::Linear && effective_batch > self.base_batch && schedule.has_no_warmup() {
             let expected = "above 0: the linear rule for a larger batch needs a warm-up; or the rule sqrt";
             return invalid("warmup", "0".into(), expected);
         }
@@ -75,9 +75,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::schedule::ScheduleConfig;
+    use crate::schedule::{ScheduleConfig, Warmup};
 
-    const WARM: ScheduleConfig = ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.0 };
+    const WARM: ScheduleConfig = ScheduleConfig::cosine(0.1).with_warmup(Warmup::Fraction(0.1));
 
     fn scaling(rule: BatchRule, base_batch: usize) -> BatchScaling {
         BatchScaling { rule, base_batch }
@@ -106,7 +106,7 @@ mod tests {
     fn what_cannot_be_scaled_is_refused() {
         let config = LinearLrSchedulerConfig::new(1.0, 0.1, 10);
         let burns = Schedule::burn(config.init().unwrap());
-        let cold = ScheduleConfig { warmup: 0.0, ..WARM };
+        let cold = WARM.with_warmup(Warmup::NONE);
         for (scaling, schedule, word) in [
             (scaling(BatchRule::Sqrt, 0), WARM.into(), "base batch"),
             (scaling(BatchRule::Sqrt, 8), burns, "burn"),

@@ -93,7 +93,7 @@ pub use planning::{
     StepPlan,
 };
 pub use progress::{Best, BestConfig, Goal, Progress};
-pub use schedule::{Schedule, ScheduleConfig};
+pub use schedule::{Decay, Schedule, ScheduleConfig, Warmup};
 pub use source::{BatchSource, BurnBatches, Epoch, TrainingData};
 pub use stages::{StageMemory, StagesConfig};
 pub use state::RunState;

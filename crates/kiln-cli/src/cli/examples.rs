@@ -24,7 +24,7 @@ Examples:
   kiln train gpt --data book.txt --context 256
   kiln train gpt --data book.txt --batch-size 64 --memory 300MiB
   kiln train gpt --data book.txt --init gpt2.safetensors --freeze wte
-  kiln train gpt --data book.txt --weights runs/gpt-001 --lora 8
+  kiln train gpt --data book.txt --init runs/gpt-001 --lora 8
   kiln train llm --model data/smollm2 --data chats.jsonl --lora 16";
 
 pub(super) const EVAL: &str = "\

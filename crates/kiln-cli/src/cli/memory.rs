@@ -22,7 +22,7 @@ pub enum Memory {
 }
 
 /// The options of `train` that are those of a whole run, or of several of them.
-const OF_RUNS: [&str; 17] = [
+const OF_RUNS: [&str; 19] = [
     "resume",
     "from",
     "init",
@@ -30,6 +30,8 @@ const OF_RUNS: [&str; 17] = [
     "epochs",
     "max_steps",
     "learning_rate",
+    "schedule",
+    "warmup",
     "base_batch",
     "batch_rule",
     "evaluate_every",

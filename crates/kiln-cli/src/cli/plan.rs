@@ -7,9 +7,9 @@ use kiln_parallel::Schedule;
 use kiln_precision::Precision;
 
 use super::examples;
-use super::train::AdapterArgs;
+use super::train::{AdapterArgs, SizeArgs};
 use crate::device;
-use crate::values::{OPTIMIZER, PARAMETERS, PRECISION, SCHEDULE, Size};
+use crate::values::{OPTIMIZER, PARAMETERS, PIPELINE_SCHEDULE, PRECISION, Size};
 
 /// Nothing is computed: the figures are those of a recorded step.
 #[derive(Args)]
@@ -54,8 +54,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64), help_heading = "Several devices")]
     pub(crate) stages: Option<u32>,
     /// The order in which stages work on micro-batches [default: 1f1b]
-    #[arg(long, value_parser = SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
-    pub(crate) schedule: Option<Schedule>,
+    #[arg(long, value_parser = PIPELINE_SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
+    pub(crate) pipeline_schedule: Option<Schedule>,
     /// Copies of the model that compute a part of every batch each [default: 1]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=4096), help_heading = "Several devices")]
     pub(crate) replicas: Option<u32>,
@@ -125,6 +125,8 @@ pub struct PlanGpt {
     /// gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large or gpt2-xl, or a folder with config.json
     #[arg(long, value_name = "NAME|DIR", default_value = "gpt2", help_heading = "Model")]
     pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) sizes: SizeArgs,
     /// Tokens per sequence [default: 1024; of a folder at most its model's]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), help_heading = "Data")]
     pub(crate) context: Option<u32>,

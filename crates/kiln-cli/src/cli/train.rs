@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln_models::Stem;
-use kiln_training::BatchRule;
+use kiln_models::{DecoderConfig, Stem};
+use kiln_training::{BatchRule, Decay, Warmup};
 use serde::Serialize;
 
 use super::defaults;
@@ -12,7 +12,8 @@ use crate::given::{Given, GivenNames};
 use crate::pipelines::classify::ImageSettings;
 use crate::pipelines::segment::IgnoredClass;
 use crate::pipelines::{ParallelSettings, RunSettings};
-use crate::values::{BATCH_RULE, CHANNELS, OPTIMIZER, STEM, absolute_path, base_bits, number, utf8_path};
+use crate::usage::Usage;
+use crate::values::{BATCH_RULE, CHANNELS, DECAY, OPTIMIZER, STEM, absolute_path, base_bits, number, utf8_path};
 
 /// Options of a call that no settings file has, or has in another form.
 #[derive(Args, Default)]
@@ -43,6 +44,12 @@ pub(crate) struct CallArgs {
     /// Highest learning rate
     #[arg(long, visible_alias = "lr", value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     pub(crate) learning_rate: Option<f64>,
+    /// How the learning rate falls after the warm-up [default: cosine]
+    #[arg(long, value_parser = DECAY, value_name = "NAME", help_heading = "Training")]
+    pub(crate) schedule: Option<Decay>,
+    /// Steps, or a fraction of all steps as 0.1, in which the learning rate rises
+    #[arg(long, value_name = "STEPS", help_heading = "Training")]
+    pub(crate) warmup: Option<Warmup>,
     /// The learning rate is that of batches of N samples: scale it to --batch-size
     ///
     /// Linearly for sgd, with the square root for other optimizers; --batch-rule says otherwise.
@@ -196,6 +203,8 @@ pub(crate) struct GptArgs {
     /// A Hugging Face folder of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 has config.json, weights and a tokenizer, with which the run begins.
     #[arg(long, value_name = "NAME|DIR", help_heading = "Model")]
     pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) sizes: SizeArgs,
     /// Tokens per sequence [default: 64; of a folder at most 512]
     ///
     /// The folder of a GPT-2 has all positions of its file.
@@ -214,6 +223,54 @@ pub(crate) struct GptArgs {
     pub(crate) dropout: Option<f64>,
 }
 
+/// Sizes of a GPT that differ from those of its name.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct SizeArgs {
+    /// Blocks of a GPT [default: those of --model]
+    #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Model")]
+    layers: Option<usize>,
+    /// Attention heads of each block, which divide the width [default: those of --model]
+    #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Model")]
+    heads: Option<usize>,
+    /// Numbers that stand for a token between blocks [default: that of --model]
+    #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Model")]
+    width: Option<usize>,
+}
+
+impl SizeArgs {
+    /// The options that are given, and their values.
+    fn given(self) -> impl Iterator<Item = (&'static str, usize)> {
+        let Self { layers, heads, width } = self;
+        [("--layers", layers), ("--heads", heads), ("--width", width)]
+            .into_iter()
+            .filter_map(|(option, value)| Some((option, value?)))
+    }
+
+    /// Gives `model` these sizes.
+    ///
+    /// # Errors
+    /// [`Usage`] for a model whose folder has its sizes.
+    pub(crate) fn apply(self, model: &mut DecoderConfig, of_folder: bool) -> Result<(), Usage> {
+        match (model, self.given().next()) {
+            (DecoderConfig::Gpt(gpt), _) if !of_folder => {
+                gpt.layers = self.layers.unwrap_or(gpt.layers);
+                gpt.heads = self.heads.unwrap_or(gpt.heads);
+                gpt.width = self.width.unwrap_or(gpt.width);
+                Ok(())
+            }
+            (_, Some((option, value))) => {
+                Err(Usage(format!("{option} is {value}, expected none: the model of a folder has its own sizes")))
+            }
+            (_, None) => Ok(()),
+        }
+    }
+
+    /// The options as words of a command.
+    pub(crate) fn words(self) -> impl Iterator<Item = String> {
+        self.given().flat_map(|(option, value)| [option.to_owned(), value.to_string()])
+    }
+}
+
 /// A model that a run learns from.
 #[derive(Args)]
 pub(crate) struct TeacherArgs {
@@ -230,14 +287,9 @@ pub(crate) struct TeacherArgs {
     pub(crate) teacher_share: Option<f64>,
 }
 
-/// Low-rank adapters, and the weights that they are trained on.
+/// Low-rank adapters: new ones, or those of a folder.
 #[derive(Args)]
 pub(crate) struct LoraArgs {
-    /// Begin with these weights: a run, a checkpoint, or a .safetensors file [default: random]
-    ///
-    /// The tensors of a .safetensors file have the names of transformers.
-    #[arg(long, value_name = "PATH", value_parser = absolute_path(), help_heading = "Model")]
-    pub(crate) weights: Option<PathBuf>,
     /// Train the adapters in a folder of peft further, in place of the weights [default: new ones]
     ///
     /// Rank, alpha, layers and kind are those of its adapter_config.json.

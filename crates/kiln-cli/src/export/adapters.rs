@@ -57,7 +57,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
         )));
     }
     adapters.save(folder.directory(), |path| peft::layer(&settings.model, path))?;
-    let began = compression.and_then(|own| own.weights.as_deref()).or(settings.run.init.as_deref());
+    let began = settings.run.init.as_deref();
     let base = began.map_or_else(|| "the model that the run began with".into(), printable);
     let (settings, argument) = match compression.is_some_and(CompressionSettings::has_codes) {
         true => (FOUR_BITS, ", quantization_config=weights"),

@@ -22,9 +22,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompressionSettings {
-    /// The source of the initial weights: a run directory, a checkpoint, or a safetensors file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<PathBuf>,
     /// Gradual pruning of weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prune: Option<PruneSettings>,

@@ -12,7 +12,7 @@ use kiln_models::{Error, Matched, SafetensorsModel};
 use kiln_training::InitialValues;
 
 use super::compression::{BaseValues, CompressionSettings, four_bits};
-use super::load::{MODEL, load_any, shaped};
+use super::load::{CHECKPOINTS, MANIFEST, MODEL, load_any, shaped};
 use super::settings::RunSettings;
 
 /// The index of a model in several files.
@@ -72,17 +72,17 @@ impl InitialModel {
     /// Gives `model` the shapes and the weights that its compression says. On the device that records steps it loads no weights.
     pub(super) fn load<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
         let model = shaped(model, self.compression.as_ref())?;
-        match self.compressed() {
-            Some(path) if !self.weights_in_checkpoint && !is_capture(device) => {
-                load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))
+        match self.weights()? {
+            Some(Weights::Checkpoint(path)) if !is_capture(device) => {
+                load_any(model, &path).map_err(|error| InitError::Weights(format!("{error:#}")))
             }
             _ => Ok(model),
         }
     }
 
-    /// The file with the weights of a compressed model.
-    fn compressed(&self) -> Option<&PathBuf> {
-        self.compression.as_ref()?.weights.as_ref()
+    /// The initial weights that are in no checkpoint of the run yet.
+    fn weights(&self) -> Result<Option<Weights>, InitError> {
+        self.init.as_deref().filter(|_| !self.weights_in_checkpoint).map(Weights::at).transpose()
     }
 
     /// Adds the tensors of the file that the settings name, without those of weights that become codes.
@@ -91,11 +91,8 @@ impl InitialModel {
         model: &M,
         values: InitialValues,
     ) -> Result<InitialValues, InitError> {
-        let Some(path) = self.init.as_ref().filter(|_| !self.weights_in_checkpoint && self.compressed().is_none())
-        else {
-            return Ok(values);
-        };
-        let (tensors, matched) = model.matching(weights_file(path)?).map_err(advised)?;
+        let Some(Weights::File(path)) = self.weights()? else { return Ok(values) };
+        let (tensors, matched) = model.matching(path).map_err(advised)?;
         *self.taken.borrow_mut() = Some(matched);
         let has_codes = self.compression.as_ref().is_some_and(CompressionSettings::has_codes);
         let BaseValues::Tensors { tensors: base, .. } = &self.base else { return Ok(values) };
@@ -112,19 +109,29 @@ impl InitialModel {
     }
 }
 
-/// The file that `--init` names, or the one in the run directory that it names.
-fn weights_file(path: &Path) -> Result<PathBuf, InitError> {
-    if !path.is_dir() {
-        return Ok(path.to_owned());
-    }
-    let found = [MODEL, INDEX].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
-    match found {
-        Some(file) => Ok(file),
-        None => Err(InitError::Weights(format!(
-            "cannot load '{}': there is no {MODEL} in it, expected a .safetensors file or the directory of a run that has ended; --from \
-             takes the checkpoint of a run",
-            printable(&path)
-        ))),
+/// The weights that `--init` names.
+enum Weights {
+    /// A file whose tensors that fit are taken: the named one, or that of a folder or of a run that has ended.
+    File(PathBuf),
+    /// A checkpoint, or a run that has some, whose model is taken as a whole.
+    Checkpoint(PathBuf),
+}
+
+impl Weights {
+    fn at(path: &Path) -> Result<Self, InitError> {
+        let file = [MODEL, INDEX].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
+        match file {
+            Some(file) => Ok(Self::File(file)),
+            None if !path.is_dir() => Ok(Self::File(path.to_owned())),
+            None if [MANIFEST, CHECKPOINTS].iter().any(|name| path.join(name).exists()) => {
+                Ok(Self::Checkpoint(path.to_owned()))
+            }
+            None => Err(InitError::Weights(format!(
+                "cannot load '{}': there is no {MODEL} in it, expected a .safetensors file, the directory of a run, or one of its \
+                 checkpoints",
+                printable(&path)
+            ))),
+        }
     }
 }
 

@@ -15,6 +15,8 @@ use super::compression::{CompressionSettings, simulate_inputs};
 
 /// The folder of a run directory that its checkpoints are in.
 pub const CHECKPOINTS: &str = "checkpoints";
+/// The file that each checkpoint has.
+pub(super) const MANIFEST: &str = "manifest.json";
 /// The file of a run's weights in its directory.
 pub const MODEL: &str = "model.safetensors";
 /// The file of quantised weights in a run directory.
@@ -140,7 +142,7 @@ fn inputs_of<M: Module>(
 /// # Errors
 /// The error of a directory without a whole checkpoint.
 pub fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
-    if path.join("manifest.json").exists() {
+    if path.join(MANIFEST).exists() {
         return Ok(Some(path.to_owned()));
     }
     if !path.is_dir() {

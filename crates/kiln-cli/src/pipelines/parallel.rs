@@ -8,7 +8,7 @@ use kiln_parallel::Schedule;
 use serde::{Deserialize, Serialize};
 
 use crate::usage::Usage;
-use crate::values::SCHEDULE;
+use crate::values::PIPELINE_SCHEDULE;
 
 /// The most replicas in the threads of one process, and the most stages.
 const MOST: usize = 64;
@@ -35,9 +35,9 @@ pub struct ParallelSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<Places>,
     /// The order in which stages work on micro-batches [default: 1f1b]
-    #[arg(long, value_parser = SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub schedule: Schedule,
+    #[arg(long, value_parser = PIPELINE_SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
+    #[serde(default, alias = "schedule", skip_serializing_if = "is_default")]
+    pub pipeline_schedule: Schedule,
 }
 
 fn is_default(schedule: &Schedule) -> bool {
@@ -98,8 +98,8 @@ impl ParallelSettings {
                 "--shard-optimizer divides the optimizer's state among replicas, expected --replicas beside it".into()
             ));
         }
-        if self.schedule != Schedule::default() && self.stages.is_none() {
-            bail!(Usage(format!("--schedule is {}, expected --stages beside it", self.schedule)));
+        if self.pipeline_schedule != Schedule::default() && self.stages.is_none() {
+            bail!(Usage(format!("--pipeline-schedule is {}, expected --stages beside it", self.pipeline_schedule)));
         }
         match (&self.stages, &self.replicas) {
             (Some(Places::Devices(_)), Some(_)) => {
@@ -208,7 +208,7 @@ mod tests {
         let refused = |settings: ParallelSettings| settings.check().unwrap_err().to_string();
         let plain = ParallelSettings::default;
         assert!(refused(ParallelSettings { shard_optimizer: true, ..plain() }).contains("--replicas"));
-        assert!(refused(ParallelSettings { schedule: Schedule::GPipe, ..plain() }).contains("--stages"));
+        assert!(refused(ParallelSettings { pipeline_schedule: Schedule::GPipe, ..plain() }).contains("--stages"));
         let devices = Some(Places::Devices(vec!["cuda:0".into()]));
         let both = ParallelSettings { stages: devices, replicas: two().map(Replicas::threads), ..plain() };
         assert!(refused(both).contains("--stages"));

@@ -144,7 +144,7 @@ pub fn divided<'a, P: Pipeline>(
                     names.iter().map(|name| crate::device::open(name)).collect::<Result<_, _>>()?
                 }
             };
-            builder.with_stages(StagesConfig::new(devices).with_schedule(run.parallel.schedule))
+            builder.with_stages(StagesConfig::new(devices).with_schedule(run.parallel.pipeline_schedule))
         }
         None => builder,
     };

@@ -149,11 +149,11 @@ pub struct RunSettings {
     #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
-    /// Begin with the weights of a .safetensors file or a run [default: random]
+    /// Begin with the weights of a .safetensors file, a run or a checkpoint [default: random]
     ///
     /// The names are those of torchvision, timm or Hugging Face. Weights that fit are taken; a layer for another number of
-    /// classes is new.
-    #[arg(long, value_name = "FILE", value_parser = absolute_path(), conflicts_with = "from", help_heading = "Model")]
+    /// classes is new. All of a checkpoint must fit.
+    #[arg(long, alias = "weights", value_name = "PATH", value_parser = absolute_path(), conflicts_with = "from", help_heading = "Model")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
     /// Begin a new run with weights, optimizer state and settings of RUN

@@ -82,7 +82,7 @@ fn division(words: &mut Vec<String>, layout: &DeviceLayout, kind: Option<&str>) 
     };
     if stages > 1 {
         words.extend(["--stages".into(), places(stages, replicas == 1)]);
-        words.extend(["--schedule".into(), layout.schedule.to_string()]);
+        words.extend(["--pipeline-schedule".into(), layout.schedule.to_string()]);
     }
     if replicas > 1 {
         words.extend(["--replicas".into(), places(replicas, stages == 1)]);

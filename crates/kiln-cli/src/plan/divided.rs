@@ -17,13 +17,13 @@ use crate::words::counted;
 
 /// The division that the options ask for, if any.
 pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
-    let PlanArgs { stages, schedule, replicas, shard_optimizer, .. } = arguments;
+    let PlanArgs { stages, pipeline_schedule: schedule, replicas, shard_optimizer, .. } = arguments;
     if stages.is_none() && replicas.is_none() {
         if *shard_optimizer {
             bail!(Usage("--shard-optimizer divides the optimizer's state, expected --replicas beside it".into()));
         }
         if let Some(schedule) = schedule {
-            bail!(Usage(format!("--schedule is {schedule}, expected --stages beside it")));
+            bail!(Usage(format!("--pipeline-schedule is {schedule}, expected --stages beside it")));
         }
         return Ok(None);
     }

@@ -106,7 +106,8 @@ pub(crate) fn run(command: Plan) -> Result<()> {
                     DecoderConfig::Gpt(next_token::named(&arguments.model, vocab, context)?)
                 }
             };
-            let config = config.with_lean(!arguments.plan.stock_layers);
+            let mut config = config.with_lean(!arguments.plan.stock_layers);
+            arguments.sizes.apply(&mut config, folder.is_some())?;
             let (context, vocab) = (config.context(), config.vocab());
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
@@ -125,6 +126,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             };
             let mut what = what(if folder.is_some() { "llm" } else { "gpt" }, &arguments.plan);
             what.extend(["--model".into(), arguments.model.clone(), "--context".into(), context.to_string()]);
+            what.extend(arguments.sizes.words());
             what.extend(arguments.adapters.words());
             if vocab != BYTES && folder.is_none() {
                 what.extend(["--tokenizer".into(), "DIR".into()]);

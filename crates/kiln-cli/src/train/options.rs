@@ -19,7 +19,7 @@ use crate::usage::Usage;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.
-const MAY_CHANGE_ON_RESUME: [&str; 28] = [
+const MAY_CHANGE_ON_RESUME: [&str; 30] = [
     "resume",
     "config",
     "out",
@@ -47,7 +47,9 @@ const MAY_CHANGE_ON_RESUME: [&str; 28] = [
     "replicas",
     "shard_optimizer",
     "stages",
+    "pipeline_schedule",
     "schedule",
+    "warmup",
 ];
 
 /// The default layers of a model that have adapters: all linear layers of its blocks.
@@ -82,9 +84,6 @@ pub(super) fn settings_file<P: Pipeline>(
     let mut file = SettingsFile::read(&path)?;
     file.expect(&P::KIND)?;
     let [init, from] = ["init", "from"].map(|option| call.given.any(&[option]));
-    if init || from {
-        file.remove("compression", &["weights"]);
-    }
     if from {
         file.remove_adapters();
     }
@@ -142,6 +141,8 @@ pub(super) fn apply<P: Pipeline>(
     if let Some(rate) = call.learning_rate {
         settings.schedule.peak = rate;
     }
+    settings.schedule.decay = call.schedule.unwrap_or(settings.schedule.decay);
+    settings.schedule.warmup = call.warmup.unwrap_or(settings.schedule.warmup);
     if let Some(name) = call.optimizer {
         let before = settings.optimizer;
         settings.optimizer = before.switched(name).map_err(|error| Usage(error.to_string()))?;
@@ -193,9 +194,6 @@ impl TeacherArgs {
 
 impl LoraArgs {
     pub(super) fn apply(&self, compression: &mut Option<CompressionSettings>, model: &DecoderConfig) -> Result<()> {
-        if let Some(weights) = self.weights.clone() {
-            compression.get_or_insert_default().weights = Some(weights);
-        }
         let lora = match &self.given {
             Some(folder) => {
                 let (AdapterKind { rank, alpha, dora }, targets) = peft::described(folder)?;

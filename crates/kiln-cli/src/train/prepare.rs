@@ -126,13 +126,6 @@ impl RunCommand for TrainGpt {
     fn prepare(&self, replica: usize) -> Result<(Run<NextToken>, Device)> {
         let given = &self.call.given;
         refuse_changes(&self.call)?;
-        if self.lora.weights.is_some() && given.any(&["init", "from"]) {
-            bail!(Usage(
-                "--weights takes all weights of the same model, --init those that fit, --from those of a run with its optimizer's state: \
-                 expected one of the three"
-                    .into()
-            ));
-        }
         if self.lora.given.is_some() && given.any(&["from"]) {
             bail!(Usage(
                 "--adapters begins with the adapters of a folder, --from with those of a run: expected one of the two"
@@ -141,11 +134,8 @@ impl RunCommand for TrainGpt {
         }
         let mut file = settings_file::<NextToken>(&self.run, &self.call)?;
         let folder = self.gpt.model.as_deref().and_then(next_token::folder);
-        if let (true, Some(file)) = (self.lora.weights.is_some() || folder.is_some(), &mut file) {
-            file.remove("run", &["init", "from"]); // the option replaces the initial weights in the file
-        }
         if let (true, Some(file)) = (folder.is_some(), &mut file) {
-            file.remove("compression", &["weights"]);
+            file.remove("run", &["init", "from"]); // the folder replaces the initial weights in the file
         }
         let in_file = |key: &str| file.as_ref().is_some_and(|file| file.get("run", key).is_some());
         let has_data = given.any(&["data"]) || in_file("data");
@@ -180,7 +170,7 @@ impl TrainGpt {
         let lean = !self.call.stock_layers && settings.model.is_lean();
         match (own.model.as_deref(), own.model.as_deref().and_then(next_token::folder)) {
             (_, Some(folder)) => {
-                let other_weights = self.call.given.any(&["init", "from", "weights"]);
+                let other_weights = self.call.given.any(&["init", "from"]);
                 next_token::begin_with(settings, folder, own.context, other_weights)?;
             }
             (Some(name), None) => {
@@ -195,6 +185,8 @@ impl TrainGpt {
         }
         let context = own.context.unwrap_or(settings.model.context());
         settings.model = settings.model.clone().with_context(context).with_lean(lean);
+        let of_folder = own.model.as_deref().and_then(next_token::folder).is_some();
+        own.sizes.apply(&mut settings.model, of_folder)?;
         match (&mut settings.model, own.dropout, &own.tokenizer) {
             (DecoderConfig::Gpt(model), dropout, tokenizer) => {
                 model.dropout = dropout.unwrap_or(model.dropout);

@@ -46,7 +46,7 @@ pub(super) fn adjust(run: &mut RunSettings, given: &GivenNames, batches: u64) {
 /// The settings that a continued run writes into its settings file: from `now` those that a call may change for the rest of the run, and
 /// all others as the run `had` them. The device and the division among devices apply to the present call only.
 fn settings_to_record<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, planned: bool) -> SettingsOf<P> {
-    had.schedule.peak = now.schedule.peak;
+    had.schedule = now.schedule;
     let (run, now) = (&mut had.run, now.run.clone());
     (run.epochs, run.max_steps, run.patience) = (now.epochs, now.max_steps, now.patience);
     (run.evaluate_every, run.save_every, run.keep) = (now.evaluate_every, now.save_every, now.keep);
@@ -103,7 +103,9 @@ pub(super) fn note_changes<P: Pipeline>(
     for change in &changes {
         tracing::info!("{change}");
     }
-    let of_rate = |change: &Change| ["schedule.peak", "run.max_steps", "run.epochs"].contains(&change.setting.as_str());
+    let of_rate = |change: &Change| {
+        change.setting.starts_with("schedule.") || ["run.max_steps", "run.epochs"].contains(&change.setting.as_str())
+    };
     if changes.iter().any(of_rate) && trainer.total_steps().is_some_and(|total| state.position() < total) {
         tracing::info!("learning rate of step {}: {:.2e}", state.next_step(), trainer.learning_rate()?);
     }

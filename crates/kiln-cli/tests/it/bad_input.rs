@@ -97,7 +97,12 @@ fn settings_that_no_run_can_have() {
     refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl"]);
     refused(at, &gpt(["--context", "0"]), 2, &["context is 0"]);
     refused(at, &gpt(["--dropout", "1"]), 2, &["dropout is 1", "[0, 1)"]);
+    refused(at, &gpt(["--layers", "0"]), 2, &["layers is 0"]);
+    refused(at, &gpt(["--heads", "3"]), 2, &["heads is 3", "a divisor of the width, 128"]);
+    refused(at, &gpt(["--warmup", "1.5"]), 2, &["--warmup", "warmup is 1.5", "a whole number of steps"]);
+    refused(at, &gpt(["--schedule", "gpipe"]), 2, &["gpipe", "cosine, linear or constant"]);
     let plan = |rest: [&'static str; 2]| [["plan", "gpt", "--memory", "1GiB"].as_slice(), rest.as_slice()].concat();
+    refused(at, &plan(["--width", "100"]), 2, &["heads is 12", "a divisor of the width, 100"]);
     refused(at, &plan(["--context", "0"]), 2, &["'0'", "--context"]);
     refused(at, &plan(["--context", "4294967295"]), 2, &["--context", "1000000"]);
     refused(at, &plan(["--stages", "4294967295"]), 2, &["--stages", "64"]);

@@ -109,7 +109,7 @@ fn a_language_model_learns_in_adapters_and_from_a_teacher() {
         results(at, &[&run, more].concat())
     };
     let base = train("base", &[]);
-    let lora = train("lora", &["--weights", "base", "--lora", "4", "--learning-rate", "0.01"]);
+    let lora = train("lora", &["--init", "base/checkpoints/best", "--lora", "4", "--learning-rate", "0.01"]);
     assert!(number(&lora, "bits_per_byte") < number(&base, "bits_per_byte"), "{lora}");
     check_evaluation(at, "gpt", "lora", "bits_per_byte", &lora);
     // Adapters only, in a checkpoint with the frozen weights; merged in the file.
@@ -150,7 +150,7 @@ fn what_cannot_be_made_smaller_is_refused_in_one_line() {
         (&["train", "gpt", "--dora"], ["--lora", "--dora"]),
         (&["train", "gpt", "--lora", "0"], ["rank", "at least 1"]),
         (&["train", "gpt", "--lora", "4", "--lora-targets", "attention"], ["attention", "c_attn"]),
-        (&["train", "gpt", "--weights", "nowhere"], ["nowhere", "no such file"]),
+        (&["train", "gpt", "--init", "nowhere"], ["nowhere", "No such file"]),
         (&["train", "resnet", "--teacher", "nowhere"], ["nowhere", "config.toml"]),
     ] {
         let refused = output(at, arguments);

@@ -89,7 +89,7 @@ fn a_decoder_has_transformers_config_and_merged_weights() {
     let [data, bpe] = [&data, &bpe].map(|path| path.to_str().unwrap());
     let run = ["train", "gpt", "--data", data, "--context", "16", "--max-steps", "2", "--tokenizer", bpe, "--out"];
     done(at, &[&run[..], &["run"]].concat());
-    done(at, &[&run[..], &["adapted", "--weights", "run", "--lora", "4"]].concat());
+    done(at, &[&run[..], &["adapted", "--init", "run", "--lora", "4"]].concat());
     done(at, &["export", "adapted"]);
     let out = at.join("adapted/export");
     let config = parsed(&out.join("config.json"));

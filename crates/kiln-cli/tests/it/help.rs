@@ -201,6 +201,7 @@ fn defaults_in_the_help_are_those_of_the_recipes() {
             ("run", "save_every", "save_every"),
             ("run", "evaluate_every", "evaluate_every"),
             ("schedule", "peak", "learning_rate"),
+            ("schedule", "warmup", "warmup"),
         ] {
             let said = default(&format!("kiln train {command}"), option);
             assert_eq!(said.parse::<f64>().unwrap(), of(table, key), "{command} --{option}");

@@ -33,8 +33,8 @@ fn replicas_and_stages_give_the_weights_of_a_run_without() {
         ("replicas", &["--replicas", "2"][..]),
         ("sharded", &["--replicas", "2", "--shard-optimizer"]),
         ("stages", &["--stages", "2", "--micro-batch", "2"]),
-        ("gpipe", &["--stages", "4", "--micro-batch", "2", "--schedule", "gpipe"]),
-        ("sequential", &["--stages", "2", "--micro-batch", "2", "--schedule", "sequential"]),
+        ("gpipe", &["--stages", "4", "--micro-batch", "2", "--pipeline-schedule", "gpipe"]),
+        ("sequential", &["--stages", "2", "--micro-batch", "2", "--pipeline-schedule", "sequential"]),
         ("both", &["--stages", "2", "--replicas", "2", "--micro-batch", "2"]),
     ] {
         assert!(run(out, more) == halves, "{out}: other losses or weights");
@@ -93,8 +93,8 @@ fn options_that_cannot_be_are_refused() {
         (&["--replicas", "3"], &["--batch-size is 4", "multiple of the 3 replicas"]),
         (&["--replicas", "many"], &["many"]),
         (&["--shard-optimizer"], &["--shard-optimizer", "--replicas"]),
-        (&["--schedule", "gpipe"], &["--schedule", "--stages"]),
-        (&["--stages", "2", "--schedule", "zigzag"], &["zigzag", "1f1b"]),
+        (&["--pipeline-schedule", "gpipe"], &["--pipeline-schedule", "--stages"]),
+        (&["--stages", "2", "--pipeline-schedule", "zigzag"], &["zigzag", "1f1b"]),
         (&["--stages", "9"], &["9 for 4 blocks"]),
         (&["--stages", "flex,flex", "--replicas", "2"], &["--stages names devices"]),
         (&["--stages", "tpu:0,tpu:1"], &["tpu:0"]),

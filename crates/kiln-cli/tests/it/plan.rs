@@ -41,7 +41,7 @@ fn each_device_of_a_division_has_a_row() {
     let shared = json(&["--replicas", "2", "--shard-optimizer"]);
     assert!(of(&shared, 0, "optimizer_bytes") < of(&whole, 0, "optimizer_bytes") * 6 / 10);
     assert_eq!(whole["plan"]["batch"], 16);
-    let gpipe = json(&["--stages", "2", "--schedule", "gpipe"]);
+    let gpipe = json(&["--stages", "2", "--pipeline-schedule", "gpipe"]);
     let flushed = json(&["--stages", "2"]);
     assert_eq!(
         (&gpipe["plan"]["loads"][1]["in_flight"], &flushed["plan"]["loads"][1]["in_flight"]),
@@ -165,8 +165,8 @@ fn options_that_do_not_go_together_are_refused() {
         assert!(!refused.status.success() && stderr(&refused).contains(named), "{}", stderr(&refused));
     };
     refused(&["--shard-optimizer"], "--replicas");
-    refused(&["--schedule", "gpipe"], "--stages");
-    refused(&["--stages", "2", "--schedule", "zigzag"], "1f1b");
+    refused(&["--pipeline-schedule", "gpipe"], "--stages");
+    refused(&["--stages", "2", "--pipeline-schedule", "zigzag"], "1f1b");
     refused(&["--stages", "0"], "--stages");
     refused(&["--stages", "100"], "stages");
     refused(&["--replicas", "3"], "multiple");

@@ -27,7 +27,7 @@ fn steps(run: &Path) -> Vec<(u64, f64)> {
 
 /// Text to train on, and a settings file with a constant learning rate.
 fn prepare(at: &Path) -> String {
-    fs::write(at.join("constant.toml"), "[schedule]\nwarmup = 0.0\nfloor = 1.0\npeak = 0.002\n").unwrap();
+    fs::write(at.join("constant.toml"), "[schedule]\nwarmup = 0\ndecay = \"constant\"\npeak = 0.002\n").unwrap();
     text(at, 8000).display().to_string()
 }
 
@@ -90,10 +90,21 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
     assert!(history.iter().all(|line| line["version"].is_string() && line["time"].as_str().unwrap().ends_with('Z')));
     assert_eq!((&history[0]["kind"], history.len()), (&Value::from("began"), 7));
 
+    // Another schedule, for the length of the run: its second half falls along a line to a tenth.
+    train(at, &["--resume", "run", "--max-steps", "24", "--schedule", "linear", "--warmup", "0.5"]);
+    let rates: Vec<f64> = steps(&run)[20..].iter().map(|(_, rate)| *rate).collect();
+    assert!(
+        rates
+            .iter()
+            .zip([4.0, 3.0, 2.0, 1.0])
+            .all(|(rate, left)| (rate - 0.0005 * (0.1 + 0.9 * left / 12.0)).abs() < 1e-9),
+        "{rates:?}"
+    );
+
     // Whole epochs, which the earlier number of steps does not limit; a new plan for a budget.
     let said = train(at, &["--resume", "run", "--epochs", "1", "--memory", "1GiB", "--save-every", "50"]);
-    assert!(said.contains("run.max_steps: 20 becomes none") && said.contains("run.memory: none becomes"), "{said}");
-    assert!(steps(&run).len() > 20);
+    assert!(said.contains("run.max_steps: 24 becomes none") && said.contains("run.memory: none becomes"), "{said}");
+    assert!(steps(&run).len() > 24);
     let config = config(&run);
     assert!(config.contains("memory = \"1073741824B\"") && !config.contains("max_steps"), "{config}");
     let said = train(at, &["--resume", "run"]);
@@ -108,7 +119,7 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
             &[&format!("{option} cannot change"), "--from run", "--init run"],
         );
     }
-    assert_eq!(lines(&run.join("history.jsonl")).len(), 11, "a refused call was recorded");
+    assert_eq!(lines(&run.join("history.jsonl")).len(), 14, "a refused call was recorded");
 }
 
 #[test]
@@ -116,7 +127,11 @@ fn options_win_over_what_a_file_says_of_the_length_and_the_beginning() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let data = prepare(at);
-    train(at, &[&["--data", &data, "--out", "a run", "--max-steps", "3", "--base-batch", "1"][..], &MODEL].concat());
+    train(
+        at,
+        &[&["--data", &data, "--out", "a run", "--max-steps", "3", "--base-batch", "1", "--warmup", "0"][..], &MODEL]
+            .concat(),
+    );
     let highest = steps(&at.join("a run")).iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     assert_eq!(highest, 2.0 * 3e-3, "four times the batch, the root of it in the rate");
     let said = train(at, &["--resume", "a run"]);
@@ -132,7 +147,7 @@ fn options_win_over_what_a_file_says_of_the_length_and_the_beginning() {
     train(at, &["--config", "next/config.toml", "--init", "a run", "--out", "begun"]);
     let config = config(&at.join("begun"));
     assert!(config.contains("init = ") && !config.contains("from = "), "{config}");
-    mistake(at, &["--from", "a run", "--weights", "five"], &["--weights", "--from"]);
+    mistake(at, &["--from", "a run", "--weights", "five"], &["--init", "--from"]);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn adapters_16_bits_and_integers_are_sampled_from() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     trained(at, "plain", &[]);
-    trained(at, "adapted", &["--weights", "plain", "--lora", "4"]);
+    trained(at, "adapted", &["--init", "plain", "--lora", "4"]);
     trained(at, "half", &["--precision", "bf16"]);
     done(at, &["compress", "quantize", "plain", "--bits", "4", "--block", "32", "--out", "integers"]);
     done(at, &["compress", "quantize", "plain", "--inputs", "--out", "inputs"]);

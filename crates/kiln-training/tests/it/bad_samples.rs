@@ -130,7 +130,7 @@ fn a_run_passes_over_batches_of_which_nothing_can_be_read_and_goes_on_from_betwe
                 assert_eq!(whole.iter().map(|(epoch, ..)| *epoch).max(), Some(EPOCHS - 1), "so many passes");
                 // A rate is that of the batch's place in the run.
                 let places = (0..EPOCHS).flat_map(readable).enumerate().filter(|(_, readable)| *readable);
-                let schedule = ScheduleConfig { peak: 0.02, warmup: 0.0, floor: 0.1 };
+                let schedule = ScheduleConfig::cosine(0.02).with_floor(0.1);
                 let total = EPOCHS * (SAMPLES as u64 / 2);
                 let rates: Vec<f64> = places.map(|(place, _)| schedule.rate(place as u64, total)).collect();
                 assert_eq!(whole.iter().map(|(_, rate, _)| *rate).collect::<Vec<_>>(), rates);

@@ -5,12 +5,12 @@ use std::thread;
 
 use kiln_parallel::Local;
 use kiln_recovery::{Injector, Ladder, Reclaim, Shrink};
-use kiln_training::{BatchRule, BatchScaling, Error, OptimizerConfig, ScheduleConfig};
+use kiln_training::{BatchRule, BatchScaling, Error, OptimizerConfig, ScheduleConfig, Warmup};
 
 use crate::support::{Ids, Net, Settings, Watched, batch, beside, builder, device, inject, recovery, settings};
 
 const STEPS: u64 = 6;
-const SCHEDULE: ScheduleConfig = ScheduleConfig { peak: 0.02, warmup: 0.5, floor: 0.1 };
+const SCHEDULE: ScheduleConfig = ScheduleConfig::cosine(0.02).with_warmup(Warmup::Fraction(0.5)).with_floor(0.1);
 
 fn settings_of(micro_batch: Option<usize>) -> Settings {
     Settings { schedule: SCHEDULE.into(), steps: STEPS, micro_batch, ..settings(OptimizerConfig::sgd()) }
@@ -95,7 +95,7 @@ fn a_rate_that_cannot_be_scaled_ends_the_building() {
             .build(&device(), &batch(0, 16))
             .map(|_| ())
     };
-    let cold = ScheduleConfig { warmup: 0.0, ..SCHEDULE };
+    let cold = SCHEDULE.with_warmup(Warmup::NONE);
     for (rule, base_batch, schedule) in [(BatchRule::Sqrt, 0, SCHEDULE), (BatchRule::Linear, 4, cold)] {
         assert!(matches!(build(rule, base_batch, schedule), Err(Error::InvalidSetting { .. })));
     }

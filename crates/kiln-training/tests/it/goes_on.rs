@@ -1,7 +1,7 @@
 //! Runs that continue with another length or other sizes, and runs that start from another run's state.
 
 use kiln_data::TrainTest;
-use kiln_training::{Checkpoints, Error, Event, Finish, OptimizerConfig, Schedule, ScheduleConfig, Trainer};
+use kiln_training::{Checkpoints, Error, Event, Finish, OptimizerConfig, Schedule, ScheduleConfig, Trainer, Warmup};
 
 use crate::support::{Ids, Net, Settings, Snapshot, batch, beside, builder, device, noted, settings, temporary, turn};
 
@@ -68,7 +68,7 @@ fn a_finished_run_goes_on_at_the_rates_of_the_longer_run() {
     }
 
     // Else the rates from then on are those that the longer run has at these steps, warm-up included.
-    let cosine = |peak| ScheduleConfig { peak, warmup: 0.25, floor: 0.1 };
+    let cosine = |peak| ScheduleConfig::cosine(peak).with_warmup(Warmup::Fraction(0.25)).with_floor(0.1);
     let rates = checkpoints("rates");
     fit(&mut trainer(&net, given(cosine(0.02), 10), false), &rates);
     let mut longer = trainer(&net, given(cosine(0.004), 60), true);

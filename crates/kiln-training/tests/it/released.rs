@@ -25,7 +25,7 @@ fn a_failed_attempt_leaves_no_activation_behind() {
     ends(|| {
         let _turn = turn();
         for schedule in SCHEDULES.map(Some).into_iter().chain([None]) {
-            let schedule_of = ScheduleConfig { peak: 0.01, warmup: 0.0, floor: 0.0 }.into();
+            let schedule_of = ScheduleConfig::cosine(0.01).into();
             let settings = Settings {
                 schedule: schedule_of,
                 max_norm: None,

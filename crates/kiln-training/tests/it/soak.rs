@@ -252,7 +252,7 @@ fn a_resumed_run_cuts_its_batches_as_it_would_have() {
 
 /// A trainer with the recovery that a builder makes, in tensors of its own. It waits for `patience` at most.
 fn recovering(net: &Net, steps: u64, patience: Duration) -> Watched<Ids<Net>> {
-    let schedule = ScheduleConfig { peak: 0.02, warmup: 0.0, floor: 0.1 };
+    let schedule = ScheduleConfig::cosine(0.02).with_floor(0.1);
     let builder = Trainer::builder(Ids::net(), |_| net.valid().train())
         .with_optimizer(|model| OptimizerConfig::sgd().groups(model))
         .with_schedule(schedule)

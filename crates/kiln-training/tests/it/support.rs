@@ -64,7 +64,7 @@ pub(crate) struct Settings {
 pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
     Settings {
         optimizer,
-        schedule: ScheduleConfig { peak: 0.02, warmup: 0.0, floor: 0.1 }.into(),
+        schedule: ScheduleConfig::cosine(0.02).with_floor(0.1).into(),
         steps: 20,
         max_norm: Some(1.0),
         policy: Policy::default(),

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use kiln_data::{Damage, ImageSet, Quality};
 use kiln_models::{ClassifierConfig, Error, Stem};
-use kiln_training::{OptimizerConfig, ScheduleConfig};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Warmup};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -178,7 +178,7 @@ pub fn recipe(data: &ImageSet, model: &str, size: Option<usize>) -> Result<Class
         },
         model: Network(model.for_images(size, data.channels())),
         optimizer,
-        schedule: ScheduleConfig { peak, warmup: 0.1, floor: 0.0 },
+        schedule: ScheduleConfig::cosine(peak).with_warmup(Warmup::Fraction(0.1)),
         compression: None,
     })
 }

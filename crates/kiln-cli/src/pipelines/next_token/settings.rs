@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use kiln_data::TokenizerKind;
 use kiln_models::{DecoderConfig, GptConfig};
-use kiln_training::{OptimizerConfig, ScheduleConfig};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Warmup};
 use serde::{Deserialize, Serialize};
 
 use crate::pipelines::settings::{RunSettings, Settings};
@@ -48,7 +48,7 @@ pub fn recipe() -> GptSettings {
         data: Text { text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05, validation: None } },
         model: DecoderConfig::Gpt(GptConfig::tiny(256, 64)),
         optimizer: OptimizerConfig::adamw(),
-        schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },
+        schedule: ScheduleConfig::cosine(3e-3).with_warmup(Warmup::Steps(100)).with_floor(0.1),
         compression: None,
     }
 }

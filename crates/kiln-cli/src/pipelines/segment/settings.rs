@@ -3,7 +3,7 @@
 use anyhow::Result;
 use kiln_data::{BadSamples, Normalize, TileSet};
 use kiln_models::UnetConfig;
-use kiln_training::{OptimizerConfig, ScheduleConfig};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Warmup};
 use serde::{Deserialize, Serialize};
 
 use super::source::{SegmentData, measured_normalization};
@@ -118,7 +118,7 @@ pub fn recipe(data: &SegmentData, train: &TileSet, is_fixture: bool, bad: BadSam
         },
         model,
         optimizer: OptimizerConfig::adamw(),
-        schedule: ScheduleConfig { peak: 2e-3, warmup: 0.1, floor: 0.0 },
+        schedule: ScheduleConfig::cosine(2e-3).with_warmup(Warmup::Fraction(0.1)),
         compression: None,
     })
 }

@@ -27,7 +27,7 @@ fn losses<T: Task>(
 }
 
 fn settings_of(optimizer: OptimizerConfig, precision: Precision) -> Settings {
-    let schedule = ScheduleConfig { peak: 0.01, warmup: 0.0, floor: 0.1 }.into();
+    let schedule = ScheduleConfig::cosine(0.01).with_floor(0.1).into();
     Settings { schedule, policy: Policy::new(precision), ..settings(optimizer) }
 }
 

@@ -108,7 +108,7 @@ impl<'a, C: Case> Third<'a, C> {
     }
 
     fn trainer(&self, then: Then) -> (Rc<RefCell<Watched<C>>>, Failures) {
-        let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 }.into();
+        let schedule = ScheduleConfig::cosine(0.05).with_floor(0.1).into();
         let settings = Settings { schedule, steps: 100, ..settings(self.optimizer) };
         let sample = self.case.batch(0);
         let builder = builder(self.case.clone(), |_| self.net.valid().train(), &settings);

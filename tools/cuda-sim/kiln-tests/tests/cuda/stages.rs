@@ -42,7 +42,7 @@ fn cards() -> [Device; 2] {
 }
 
 fn settings_of(optimizer: OptimizerConfig) -> Settings {
-    let schedule = ScheduleConfig { peak: 0.01, warmup: 0.0, floor: 0.1 }.into();
+    let schedule = ScheduleConfig::cosine(0.01).with_floor(0.1).into();
     Settings { schedule, micro_batch: Some(MICRO), ..settings(optimizer) }
 }
 
