@@ -122,5 +122,6 @@ pub use kiln_recovery::{
 /// Tests the examples of docs/accumulation.md and docs/streaming.md, which use two technique crates. Only this crate may do so.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/accumulation.md")]
+#[doc = include_str!("../../../docs/learning-rate.md")]
 #[doc = include_str!("../../../docs/streaming.md")]
 struct Guides;

@@ -150,7 +150,7 @@ fn what_cannot_be_made_smaller_is_refused_in_one_line() {
         (&["train", "gpt", "--dora"], ["--lora", "--dora"]),
         (&["train", "gpt", "--lora", "0"], ["rank", "at least 1"]),
         (&["train", "gpt", "--lora", "4", "--lora-targets", "attention"], ["attention", "c_attn"]),
-        (&["train", "gpt", "--init", "nowhere"], ["nowhere", "No such file"]),
+        (&["train", "gpt", "--init", "nowhere"], ["nowhere", "no such file"]),
         (&["train", "resnet", "--teacher", "nowhere"], ["nowhere", "config.toml"]),
     ] {
         let refused = output(at, arguments);
