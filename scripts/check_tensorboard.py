@@ -2,7 +2,7 @@
 """Compares the events that Kiln writes for TensorBoard with TensorBoard itself.
 
     python3 -m venv venv && venv/bin/pip install tensorboard
-    venv/bin/python scripts/check_tensorboard.py record crates/kiln-cli/tests/fixtures/events.tfevents
+    venv/bin/python scripts/check_tensorboard.py record crates/kiln-runs/tests/fixtures/events.tfevents
     venv/bin/python scripts/check_tensorboard.py check runs/gpt-001
 
 `record` writes the events of the unit test in crates/kiln-cli/src/metrics/tfrecord.rs with TensorBoard's own writer.

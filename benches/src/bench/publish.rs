@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use super::case::Group;
 use super::results::Results;
 use super::{chart, table};
-use kiln_cli::atomic::replace;
+use kiln_runs::replace;
 
 /// The committed results.
 pub(crate) const COMMITTED: &str = "benches/results/cpu.json";

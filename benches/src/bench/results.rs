@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::statistics::Spread;
 use crate::provenance::Provenance;
-use kiln_cli::atomic::replace;
+use kiln_runs::replace;
 
 /// The newest layout of the file.
 const FORMAT: u32 = 1;
@@ -97,7 +97,7 @@ impl Results {
     }
 
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        replace(path, (serde_json::to_string_pretty(self)? + "\n").as_bytes())
+        Ok(replace(path, (serde_json::to_string_pretty(self)? + "\n").as_bytes())?)
     }
 
     pub(crate) fn case(&self, name: &str) -> Option<&Measured> {

@@ -7,7 +7,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::Builder;
 
-use kiln_cli::atomic::replace;
+use kiln_runs::replace;
 
 /// Writes all results of `folder`, under the folder's name, to the .tar.gz file `archive`.
 pub(crate) fn write(folder: &Path, archive: &Path) -> Result<()> {
@@ -24,7 +24,7 @@ pub(crate) fn write(folder: &Path, archive: &Path) -> Result<()> {
     if let Some(parent) = archive.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).with_context(|| format!("cannot make '{}'", parent.display()))?;
     }
-    replace(archive, &bytes)
+    Ok(replace(archive, &bytes)?)
 }
 
 /// Whether an item or the runner wrote the file. The archive may be in the same folder.

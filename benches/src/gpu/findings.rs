@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::list::ITEMS;
 use crate::provenance::Provenance;
-use kiln_cli::atomic::replace;
+use kiln_runs::replace;
 
 /// The result of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +110,7 @@ impl Findings {
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
-        replace(&Self::path(folder, self.item), text.as_bytes())
+        Ok(replace(&Self::path(folder, self.item), text.as_bytes())?)
     }
 
     /// The number of passed checks, and of all checks.

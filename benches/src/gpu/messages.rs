@@ -6,7 +6,7 @@ use anyhow::Result;
 use kiln_recovery::{Failure, Kind};
 use serde::Serialize;
 
-use kiln_cli::atomic::replace;
+use kiln_runs::replace;
 
 #[derive(Serialize)]
 pub(crate) struct Message {
@@ -56,7 +56,7 @@ impl Message {
 
 pub(crate) fn write(folder: &Path, messages: &[Message]) -> Result<()> {
     let text = toml::to_string_pretty(&Messages { message: messages })?;
-    replace(&folder.join("messages.toml"), text.as_bytes())
+    Ok(replace(&folder.join("messages.toml"), text.as_bytes())?)
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::comparison;
 use super::findings::{Findings, Outcome, Table};
 use super::runner::all;
-use kiln_cli::atomic::replace;
 use kiln_cli::fixtures;
 use kiln_cli::gpu::gpu_index;
+use kiln_runs::replace;
 
 const HEAD: &str = "\
 # Results on GPUs

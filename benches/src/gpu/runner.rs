@@ -17,7 +17,7 @@ use super::failures::{one_line, tail};
 use super::findings::{Findings, Outcome};
 use super::list::ITEMS;
 use crate::provenance::Provenance;
-use kiln_cli::atomic::replace;
+use kiln_runs::replace;
 
 /// The seconds that an item may take beyond its time limit, to start and to write its findings.
 pub(crate) const GRACE: u64 = 3;

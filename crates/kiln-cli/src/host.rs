@@ -55,17 +55,6 @@ pub fn today() -> String {
     OffsetDateTime::now_utc().date().to_string()
 }
 
-/// The present time in UTC.
-pub(crate) fn now() -> String {
-    written(OffsetDateTime::now_utc())
-}
-
-/// A time in the format `2026-11-21T08:30:00Z`.
-pub(crate) fn written(time: OffsetDateTime) -> String {
-    let (date, hour, minute, second) = (time.date(), time.hour(), time.minute(), time.second());
-    format!("{date}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 /// Kiln's directory in the user's cache, which may not exist yet. Everything in it may be deleted at any time. `None` if there is no home
 /// directory.
 pub fn cache_directory() -> Option<PathBuf> {
@@ -116,8 +105,6 @@ mod tests {
         let day = OffsetDateTime::from_unix_timestamp(951_782_400).unwrap();
         assert_eq!(day.date().to_string(), "2000-02-29");
         assert_eq!(today().len(), 10);
-        let time = OffsetDateTime::from_unix_timestamp(951_782_400 + 3_723).unwrap();
-        assert_eq!(written(time), "2000-02-29T01:02:03Z");
     }
 
     #[test]

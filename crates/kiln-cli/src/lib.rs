@@ -7,7 +7,6 @@
 //! - The pipelines and their measurements share the other modules: [`device`], [`fixtures`], [`profile`], [`host`], [`usage`].
 
 mod advice;
-pub mod atomic;
 mod cli;
 mod command;
 mod compress;
@@ -26,7 +25,6 @@ pub mod libdevice;
 mod load;
 mod log;
 mod memory;
-mod metrics;
 mod models;
 pub mod output;
 mod outputs;
@@ -35,7 +33,6 @@ mod plan;
 mod predict;
 pub mod process;
 pub mod profile;
-mod progress;
 mod run_directory;
 mod runs;
 mod sample;
@@ -46,7 +43,6 @@ mod trained;
 pub mod units;
 pub mod usage;
 mod values;
-mod words;
 
 pub use cli::{Command, Verbosity, overview};
 pub use command::{finish, run};

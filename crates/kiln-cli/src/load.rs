@@ -15,7 +15,7 @@ use crate::log::RESULT;
 use crate::output::print_json;
 use crate::process::{Resident, processor_seconds};
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
     let size = arguments.image_size as usize;

@@ -10,13 +10,13 @@ use kiln_data::printable;
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
-use crate::atomic::replace;
 use crate::cli::Memory;
 use crate::interrupt::Interrupt;
 use crate::output::{path_json, print_json};
 use crate::plan::{devices, heading};
 use crate::train::{RunCommand, build, into_cli_error, memory_page, report};
 use crate::usage::Usage;
+use kiln_runs::replace;
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: usize = 3;
@@ -79,7 +79,7 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
     if steps < STEPS {
         bail!("{steps} of the first {BATCHES} steps were not skipped by the loss scale, expected {STEPS}");
     }
-    let report = report(&trainer, &setup, trainer.measured())?.with_run_peak(peak);
+    let report = report(&trainer, &setup)?.with_run_peak(peak);
     let folder = call.out.clone().unwrap_or_default();
     if !folder.as_os_str().is_empty() {
         std::fs::create_dir_all(&folder)?;

@@ -7,9 +7,9 @@ use burn::tensor::Device;
 use kiln_memory::{BackendProfile, Meter, calibrate, warm_threads};
 
 use crate::HEAP;
-use crate::atomic::replace;
 use crate::device::{Runtime, gpu};
 use crate::gpu::{Gpu, gpu_index};
+use kiln_runs::replace;
 
 /// The profile of `device`, called `name` on the command line. It is read from the cache, or measured in about a second. Afterwards the
 /// threads of the CPU device have their scratch memory, so that it does not count as a step's.
@@ -72,7 +72,7 @@ fn read(path: &Path) -> Option<BackendProfile> {
 fn write(path: &Path, profile: &BackendProfile) -> Result<()> {
     let folder = path.parent().context("no folder")?;
     std::fs::create_dir_all(folder)?;
-    replace(path, toml::to_string_pretty(profile)?.as_bytes())
+    Ok(replace(path, toml::to_string_pretty(profile)?.as_bytes())?)
 }
 
 #[cfg(test)]

@@ -1,32 +1,25 @@
 //! The directory of a run.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use kiln_data::printable;
 use kiln_training::Checkpoints;
 use serde::Serialize;
 
-use crate::atomic::replace;
 use crate::pipelines::{CHECKPOINTS, settings_beside};
-use crate::settings_file::CONFIG;
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
+use kiln_runs::CONFIG;
+use kiln_runs::replace;
 
 /// The names of the classes of a run, one a line.
 const CLASSES: &str = "classes.txt";
-/// The start of the run, and changes of its settings, with a JSON object in each line.
-pub(crate) const HISTORY: &str = "history.jsonl";
-/// The file that a process locks while it works on a run.
-pub(crate) const LOCK: &str = "lock";
 /// The directory of runs whose own is not named.
 pub(crate) const RUNS: &str = "runs";
 /// The directory of parameters, gradients and optimizer state that do not fit into memory.
 const STORE: &str = "store";
-/// How often a lock is tried before it counts as held: a command that lists runs holds it for a moment.
-const TRIES: u32 = 5;
 
 /// The files of a run: its settings, metrics, checkpoints, the model, and the report.
 pub(crate) struct RunDirectory {
@@ -76,30 +69,11 @@ impl RunDirectory {
         Ok(())
     }
 
-    /// Keeps other processes from this run for as long as the returned file is open. A crash of this process releases it.
-    pub(crate) fn lock(&self) -> Result<File> {
-        let path = self.file(LOCK);
-        let file = File::create(&path).with_context(|| format!("cannot write '{}'", printable(&path)))?;
-        let mut locked = file.try_lock();
-        for _ in 1..TRIES {
-            if !matches!(locked, Err(TryLockError::WouldBlock)) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-            locked = file.try_lock();
-        }
-        match locked {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => bail!("another process is working on the run '{}'", printable(&self.path)),
-            Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock '{}'", printable(&path))),
-        }
-    }
-
     /// Writes the class of each label.
     pub(crate) fn write_classes(&self, classes: &[String]) -> Result<()> {
         match classes {
             [] => Ok(()),
-            _ => replace(&self.file(CLASSES), (classes.join("\n") + "\n").as_bytes()),
+            _ => Ok(replace(&self.file(CLASSES), (classes.join("\n") + "\n").as_bytes())?),
         }
     }
 

@@ -4,14 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use kiln_data::printable;
+use kiln_runs::CONFIG;
 use toml::{Table, Value};
 
 use crate::pipelines::{Classify, Kind, NextToken, Pipeline, Segment, SettingsOf, parse, settings_beside};
 use crate::usage::Usage;
 use crate::values::absolute;
-
-/// The settings of a run in its directory.
-pub(crate) const CONFIG: &str = "config.toml";
 
 /// All pipelines.
 const KINDS: [Kind; 3] = [Classify::KIND, Segment::KIND, NextToken::KIND];

@@ -40,6 +40,7 @@ mod run;
 mod samples;
 mod schedule;
 mod series;
+mod words;
 
 pub use bars::{BarChart, BarRow};
 pub use comparison::{ComparedRun, ComparisonPage};
@@ -54,3 +55,4 @@ pub use run::{RunPage, State};
 pub use samples::{Picture, Prediction, Samples, Text};
 pub use schedule::{Schedule, Stage, StagePass};
 pub use series::{Best, Goal, Measure, best, main_measure, series};
+pub use words::{counted, numbered};

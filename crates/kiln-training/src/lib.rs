@@ -109,8 +109,10 @@ pub use transaction::{Boundary, Guard, StepReport, StoreConfig};
 pub use kiln_accumulation::Weight;
 pub use kiln_checkpointing::{InitialValues, Mode, Plan, PlanSegment, Tensors};
 pub use kiln_compression::Nest;
-pub use kiln_data::{Blend, Loader, TileBatch, TileSet, TrainTest};
-pub use kiln_memory::{BackendProfile, CountingAllocator, HeapCounts, Measured, Meter, Prediction, StageEstimate};
+pub use kiln_data::{Blend, Loader, LoaderStats, TileBatch, TileSet, TrainTest};
+pub use kiln_memory::{
+    BackendProfile, CountingAllocator, HeapCounts, Measured, MemoryReport, Meter, Prediction, StageEstimate,
+};
 pub use kiln_optimizers::{AdamW4bit, AdamW8bit, FusedAdamW, FusedSgd, Offloaded, Sgd8bit};
 pub use kiln_parallel::{Communicator, Local, Schedule as PipelineSchedule, Stages, Timeline};
 pub use kiln_precision::{Policy, Precision, ScalerState, Scaling};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
-use kiln_data::{Loader, TrainTest};
+use kiln_data::{Loader, LoaderStats, TrainTest};
 
 use crate::batch::Batch;
 use crate::error::Error;
@@ -28,6 +28,11 @@ pub trait BatchSource {
 
     /// The batches of epoch number `epoch` from batch number `first` on, both counted from zero.
     fn epoch(&self, epoch: u64, first: usize) -> Epoch<'_, Self::Batch>;
+
+    /// What loading has done so far, if the source counts it.
+    fn stats(&self) -> Option<LoaderStats> {
+        None
+    }
 }
 
 impl<B: Batch> BatchSource for Loader<B> {
@@ -43,6 +48,10 @@ impl<B: Batch> BatchSource for Loader<B> {
 
     fn epoch(&self, epoch: u64, first: usize) -> Epoch<'_, B> {
         Box::new(self.epoch(epoch, first).map(|batch| batch.map_err(Error::Data)))
+    }
+
+    fn stats(&self) -> Option<LoaderStats> {
+        Some(self.stats())
     }
 }
 

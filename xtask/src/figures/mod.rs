@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use kiln_cli::atomic::replace;
 use kiln_cli::usage::Usage;
+use kiln_runs::replace;
 
 use crate::cli::Figures;
 use mark::{Mark, Proof};

@@ -12,7 +12,7 @@ const GROUND: &[&str] = &["kiln-operations"];
 /// The allowed dependencies of each crate. A technique (data, layers, optimizers, precision, accumulation, checkpointing, memory,
 /// recovery, ..) depends on no other technique. kiln-training is the only library that uses two of them, and kiln-models is built of
 /// kiln-layers.
-const ALLOWED: [(&str, &[&str]); 19] = [
+const ALLOWED: [(&str, &[&str]); 20] = [
     ("kiln-accumulation", GROUND),
     ("kiln-checkpointing", GROUND),
     ("kiln-compression", GROUND),
@@ -26,6 +26,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("kiln-precision", GROUND),
     ("kiln-recovery", GROUND),
     ("kiln-report", &[]),
+    ("kiln-runs", &["kiln-data", "kiln-report", "kiln-training"]),
     (
         "kiln-training",
         &[
@@ -55,6 +56,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "kiln-precision",
             "kiln-recovery",
             "kiln-report",
+            "kiln-runs",
             "kiln-training",
         ],
     ),
@@ -74,12 +76,13 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "kiln-precision",
             "kiln-recovery",
             "kiln-report",
+            "kiln-runs",
             "kiln-training",
         ],
     ),
     ("browser", &[]),
     ("examples", &["kiln-accumulation", "kiln-checkpointing", "kiln-data", "kiln-models", "kiln-precision"]),
-    ("xtask", &["benches", "kiln-cli", "kiln-data"]),
+    ("xtask", &["benches", "kiln-cli", "kiln-data", "kiln-runs"]),
 ];
 
 fn cargo(arguments: &[&str]) -> String {

@@ -13,7 +13,6 @@ use kiln_precision::Precision;
 use kiln_report::CompressionPage;
 use kiln_training::evaluate;
 
-use crate::atomic::replace;
 use crate::cli::{CallArgs, CompressArgs};
 use crate::pipelines::classify::Network;
 use crate::pipelines::{
@@ -21,10 +20,12 @@ use crate::pipelines::{
     load_merged, next_token,
 };
 use crate::run_directory::check_classes;
-use crate::settings_file::{CONFIG, SettingsFile};
+use crate::settings_file::SettingsFile;
 use crate::train::drive;
 use crate::trained::Trained;
 use crate::usage::Usage;
+use kiln_runs::CONFIG;
+use kiln_runs::replace;
 
 /// A pipeline whose models can be made smaller.
 pub(super) trait Compressible: Pipeline {
@@ -267,5 +268,5 @@ pub(super) fn dense_bytes(model: &impl Module) -> u64 {
 
 /// Returns a function that writes a page into the directory of a run.
 pub(super) fn written(page: CompressionPage) -> WriteInto {
-    Box::new(move |directory: &Path| replace(&directory.join("compression.html"), page.html().as_bytes()))
+    Box::new(move |directory: &Path| Ok(replace(&directory.join("compression.html"), page.html().as_bytes())?))
 }

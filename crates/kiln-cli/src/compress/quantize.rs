@@ -19,7 +19,6 @@ use kiln_training::{BatchSource, Pass, evaluate};
 use serde_json::{Map, Value, json};
 
 use super::before::{Before, Compressible, before, metric_of, model_of, written};
-use crate::atomic::replace;
 use crate::cli::CompressQuantize;
 use crate::output::{path_json, print_json};
 use crate::pipelines::{
@@ -27,6 +26,7 @@ use crate::pipelines::{
 };
 use crate::run_directory::RunDirectory;
 use crate::usage::Usage;
+use kiln_runs::replace;
 
 /// Default number of passes over the data if the model is trained for its bits.
 const EPOCHS: u64 = 3;
@@ -238,7 +238,7 @@ impl<P: Compressible> Outcome<P> {
         self.integers.save(&self.model, directory.join(QUANTIZED))?;
         match self.ranges.is_empty() {
             true => Ok(()),
-            false => replace(&directory.join(INPUT_RANGES), &serde_json::to_vec_pretty(&self.ranges)?),
+            false => Ok(replace(&directory.join(INPUT_RANGES), &serde_json::to_vec_pretty(&self.ranges)?)?),
         }
     }
 

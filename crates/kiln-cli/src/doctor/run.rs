@@ -7,7 +7,7 @@ use kiln_report::State;
 
 use super::finding::Finding;
 use super::read;
-use crate::runs::RunSummary;
+use kiln_runs::RunSummary;
 
 /// What a run's directory says.
 ///

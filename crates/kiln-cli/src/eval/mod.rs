@@ -9,15 +9,15 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use kiln_data::{Loader, has_records, printable};
+use kiln_runs::{Progress, Watched};
 use kiln_training::evaluate_in_parts;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{Eval, EvalArgs, EvalCommand, EvalOptions, EvalSegment};
 use crate::device;
-use crate::log::RESULT;
+use crate::log::{RESULT, is_quiet};
 use crate::output::print_json;
 use crate::pipelines::{Classify, NextToken, Pipeline, Segment, SettingsOf, classify, load_to_evaluate, next_token};
-use crate::progress::{Progress, Watched};
 use crate::run_directory::check_classes_of;
 use crate::settings_file::SettingsFile;
 use crate::trained::{Trained, best};
@@ -111,7 +111,7 @@ fn report<P: Pipeline>(
     let figures = evaluate_in_parts(
         task,
         &model,
-        &Watched::new(test, &Progress::new()),
+        &Watched::new(test, &Progress::new(!is_quiet())),
         device,
         run.micro_batch.or(run.planned_micro_batch).unwrap_or(usize::MAX),
     )?;

@@ -13,7 +13,7 @@ use crate::cli::TrainedArgs;
 use crate::device;
 use crate::pipelines::{GptSettings, load_merged};
 use crate::trained::{simulates_inputs, weights};
-use crate::words::counted;
+use kiln_report::counted;
 
 /// The files of a folder, beside the tokenizer, that say how a conversation is written and where a text ends.
 const OF_FOLDER: [&str; 4] =

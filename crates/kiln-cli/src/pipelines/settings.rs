@@ -13,7 +13,7 @@ use super::parallel::{ParallelSettings, Places, Replicas};
 use crate::device;
 use crate::usage::Usage;
 use crate::values::{LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, number};
-use crate::words::counted;
+use kiln_report::counted;
 
 /// Settings of a run: the tables of every pipeline, and those of one of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::command;
 use crate::cli::PlanArgs;
 use crate::device::gpu;
-use crate::words::counted;
+use kiln_report::counted;
 
 /// The division that the options ask for, if any.
 pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {

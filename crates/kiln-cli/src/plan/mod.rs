@@ -24,7 +24,7 @@ use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
 use crate::pipelines::{BaseValues, CompressionSettings, NextToken, RunSettings, next_token};
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 use table::{Facts, legend, table};
 
 pub(crate) use divided::{devices, heading};

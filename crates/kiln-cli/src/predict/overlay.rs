@@ -8,8 +8,8 @@ use kiln_data::{Normalize, printable};
 
 use super::legend::legend;
 use super::outcome::Shares;
-use crate::atomic::replace;
 use crate::pipelines::segment::{class_colour, every_nth_pixel};
+use kiln_runs::replace;
 
 /// Rows and columns of a picture at most. Larger images are shown with some of their pixels only.
 const SIDE: usize = 2048;
@@ -64,7 +64,7 @@ impl Overlay {
         let picture = beside(&pixels, &legend);
         let mut png = std::io::Cursor::new(vec![]);
         picture.write_to(&mut png, ImageFormat::Png).with_context(|| format!("cannot write '{}'", printable(&path)))?;
-        replace(path, &png.into_inner())
+        Ok(replace(path, &png.into_inner())?)
     }
 }
 

@@ -7,15 +7,12 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use super::list::{FLEXIBLE, HEAD, RIGHT, row};
-use super::settings::{differences, flat};
-use super::summary::RunSummary;
 use super::table::{lines, width};
-use crate::atomic::replace;
 use crate::cli::Compare;
-use crate::host::now;
 use crate::usage::Usage;
 use kiln_data::printable;
 use kiln_report::{ComparedRun, ComparisonPage};
+use kiln_runs::{RunSummary, differences, flat, now, replace};
 
 pub(crate) fn run(arguments: &Compare) -> Result<()> {
     let mut runs = vec![];

@@ -8,15 +8,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use kiln_data::printable;
 use kiln_report::{Goal, Measure};
+use kiln_runs::{CONFIG, RunSummary, Status, now};
 use serde_json::{Value, json};
 
-use super::summary::RunSummary;
+use super::recipe::model;
 use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
-use crate::host::now;
 use crate::output::{path_json, print_json};
 use crate::run_directory::RUNS;
-use crate::settings_file::CONFIG;
 use crate::usage::Usage;
 
 /// The titles of the columns.
@@ -57,7 +56,7 @@ pub(crate) fn run(arguments: &Runs) -> Result<()> {
 
 /// The directories that may be runs: `folder` itself if it is a run, else the directories in it.
 fn folders(folder: &Path, is_given: bool) -> Result<Vec<PathBuf>> {
-    if folder.join(CONFIG).is_file() {
+    if folder.join(CONFIG).is_file() || Status::read(folder).is_some() {
         return Ok(vec![folder.to_owned()]);
     }
     if !folder.exists() {
@@ -97,7 +96,7 @@ pub(super) fn row(run: &RunSummary, today: &str) -> Vec<String> {
     let dash = || "-".to_owned();
     vec![
         run.name.clone(),
-        run.model.clone(),
+        model(&run.settings),
         run.state.word().to_owned(),
         run.step.to_string(),
         run.measure.map_or_else(dash, |measure| short(measure).to_owned()),
@@ -169,7 +168,7 @@ fn date(started: &str, today: &str) -> String {
 /// All facts about a run.
 fn json(run: &RunSummary) -> Value {
     json!({
-        "name": run.name, "path": path_json(&run.path), "model": run.model, "status": run.state.word(), "step": run.step,
+        "name": run.name, "path": path_json(&run.path), "model": model(&run.settings), "status": run.state.word(), "step": run.step,
         "total_steps": run.total_steps(), "metric": run.measure.map(|measure| measure.name),
         "best": run.best.map(|best| best.value), "best_step": run.best.map(|best| best.step as u64),
         "last": run.best.map(|best| best.last), "peak_bytes": run.peak_bytes(), "seconds": run.seconds(),

@@ -11,7 +11,7 @@ use super::output::Output;
 use super::text::decoded;
 use crate::interrupt::Interrupt;
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 
 /// The chat template in the folder of a tokenizer, which `asking` needs.
 ///

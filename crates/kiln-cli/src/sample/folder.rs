@@ -5,7 +5,7 @@ use kiln_models::DecoderConfig;
 
 use crate::cli::TrainedArgs;
 use crate::pipelines::{GptSettings, next_token};
-use crate::settings_file::CONFIG;
+use kiln_runs::CONFIG;
 
 /// The settings of the folder's model, with all of its context. `None` where the arguments name something else: a run, say.
 ///

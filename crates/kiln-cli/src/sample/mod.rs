@@ -26,7 +26,7 @@ use crate::pipelines::next_token::{next_token, reader, stops};
 use crate::pipelines::{GptSettings, load_to_evaluate, peft};
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 
 use chat::Chat;
 use folder::untrained;

@@ -15,7 +15,7 @@ use crate::cli::CallArgs;
 use crate::interrupt::Interrupt;
 use crate::pipelines::{Pipeline, Run, SettingsOf, Setup, divided};
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 
 /// A trainer that is ready for its first step, and the rest of its run.
 pub(crate) type Built<P> = (Trainer<P>, Setup<P>);

@@ -10,38 +10,36 @@ use anyhow::{Error, Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
-use kiln_data::{LoaderStats, printable};
+use kiln_data::printable;
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
+use kiln_report::counted;
+use kiln_runs::{About, Observer, Outcome, Progress, Watched, WatchedData, lock, replace};
 use kiln_training::{Checkpoints, Finish, Trainer};
 use serde_json::{Value, json};
 
 use super::build::{build, into_cli_error};
 use super::history::write_beginning;
 use super::initial_state::{report_taken, saves_first, start_from};
-use super::observe::Observer;
 use super::place::{directory, store};
-use super::results::{memory_page, predicted_peak, report, results, samples};
+use super::results::{memory_page, report, results, samples};
 use super::resume::{check_length, ended, note_changes};
 use super::schedule::schedule;
 use super::to_store::ToStore;
 use crate::advice::advised;
-use crate::atomic::replace;
 use crate::cli::CallArgs;
+use crate::host::facts;
 use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
-use crate::metrics::MetricsWriter;
 use crate::output::print_json;
 use crate::pipelines::{
     ClassCounts, CompressionSettings, Finder, Findings, MODEL, MemorySetting, Pipeline, Run, Setup, Subject,
 };
 use crate::process::{give_back, most_resident};
-use crate::progress::{Progress, Watched, WatchedData};
 use crate::run_directory::RunDirectory;
-use crate::runs::{About, Outcome, RunRecord};
+use crate::runs::recipe;
 use crate::shell::quoted;
 use crate::usage::Usage;
-use crate::words::counted;
 
 /// Trains the run's model and writes the run directory. With several replicas this is the first one, which writes.
 pub(crate) fn drive<P: Pipeline>(
@@ -57,17 +55,17 @@ pub(crate) fn drive<P: Pipeline>(
     let store = store(&run.setup.settings.run, &directory);
     let (trainer, setup) = build(run, device, call, &interrupt, communicator, store)?;
     let mut session = Session::open(trainer, setup, directory, checkpoints, call)?;
-    let observer = session.observe(&interrupt)?;
-    let before = session.setup.data.train.stats();
-    let progress = observer.borrow().progress.clone();
-    let outcome = session.fit(&progress);
+    let (data, progress) = (session.setup.data.clone(), Progress::new(!is_quiet()));
+    let data = WatchedData::new(&data, &progress);
+    let observer = session.observe((&data, &progress), &interrupt)?;
+    let outcome = session.fit(&data);
     let mut observer = observer.borrow_mut();
     observer.finish();
-    if let Some(failure) = observer.failure.take() {
-        observer.fail(&failure);
-        return Err(failure);
+    if let Some(failure) = observer.take_failure() {
+        observer.fail(failure.to_string());
+        return Err(failure.into());
     }
-    let loaded = since(&before, &session.setup.data.train.stats());
+    let loaded = observer.loaded();
     // With epochs of one batch each, it is unknown how long the batch was in use.
     if loaded.used_seconds > 0.0 {
         tracing::info!("data: {}", fitted(loaded.to_string().split("; "), "; "));
@@ -81,11 +79,11 @@ pub(crate) fn drive<P: Pipeline>(
         outcome => outcome,
     };
     let finish = session.finish(outcome, &interrupt, &mut observer)?;
-    let metrics = session.metrics(finish, &observer)?;
+    let metrics = session.metrics(finish, &observer, &progress)?;
     session.save_model()?;
     let findings = session.findings(finish, finder.as_ref(), device)?;
     let results = session.write_report(finish, &metrics, findings, &mut observer)?;
-    session.write_memory(observer.peak_bytes)?;
+    session.write_memory(observer.peak_bytes())?;
     session.tell_process();
     if is_quiet() && finish != Finish::Stopped {
         let begin = format!("{}: step {}", printable(session.directory.path()), session.step());
@@ -134,7 +132,7 @@ impl<P: Pipeline> Session<P> {
             directory.write_classes(&setup.classes)?;
             write_beginning(&directory, &setup.settings.run)?;
         }
-        let lock = directory.lock()?;
+        let lock = lock(directory.path())?;
         trainer.set_checkpoints(checkpoints.with_directory(directory.checkpoints()));
         let total = trainer.set_data(&setup.data.train)?;
         let mut resumed_from = None;
@@ -187,25 +185,25 @@ impl<P: Pipeline> Session<P> {
     }
 
     /// Writes metrics, progress and the notes about the run while the trainer works.
-    fn observe(&mut self, interrupt: &Interrupt) -> Result<Rc<RefCell<Observer>>> {
+    fn observe(
+        &mut self,
+        data: (&WatchedData<'_, P::Batch>, &Progress),
+        interrupt: &Interrupt,
+    ) -> Result<Rc<RefCell<Observer>>> {
         let Self { trainer, setup, directory, at, total, .. } = self;
-        let (train, before) = (setup.data.train.clone(), setup.data.train.stats());
+        let settings = serde_json::to_value(&setup.settings)?;
         let about = About {
-            command: P::KIND.command,
-            settings: serde_json::to_value(&setup.settings)?,
+            command: P::KIND.command.into(),
+            recipe: recipe(&settings, trainer.model().num_params(), setup.data.train.samples(), *total),
             defaults: setup.defaults.clone(),
-            device: &setup.settings.run.device,
-            parameters: trainer.model().num_params(),
-            samples: setup.data.train.samples(),
+            facts: facts(&setup.settings.run.device),
             total_steps: *total,
-            predicted_peak_bytes: predicted_peak(trainer),
+            predicted_peak_bytes: trainer.predicted_peak(),
+            limit_bytes: trainer.limit_bytes(),
         };
-        let record = RunRecord::begin(directory.path(), about, *at)?;
-        let metrics = MetricsWriter::after(directory.path(), *at)?;
-        let length = (*at, *total, setup.batches());
-        let limit = trainer.limit_bytes();
-        let data = move || since(&before, &train.stats());
-        let observer = Observer::new((metrics, record), Progress::new(), length, limit, interrupt.clone(), data)?;
+        let (say, interrupt) = (|parts: Vec<String>| tracing::info!("{}", fitted(parts, "  ")), interrupt.clone());
+        let observer =
+            Observer::begin(directory.path(), about, *at, data, Box::new(say), move || interrupt.requested())?;
         let observer = Rc::new(RefCell::new(observer));
         let seen = observer.clone();
         trainer.observe(move |event| seen.borrow_mut().see(event));
@@ -213,12 +211,10 @@ impl<P: Pipeline> Session<P> {
         Ok(observer)
     }
 
-    fn fit(&mut self, progress: &Progress) -> Result<Finish, kiln_training::Error> {
-        let Self { trainer, setup, .. } = self;
+    fn fit(&mut self, data: &WatchedData<'_, P::Batch>) -> Result<Finish, kiln_training::Error> {
         // What planned the run does not train it, and what trained it does not write its report.
         give_back();
-        let finish =
-            trainer.fit(&WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, progress) });
+        let finish = self.trainer.fit(data);
         give_back();
         finish
     }
@@ -242,7 +238,7 @@ impl<P: Pipeline> Session<P> {
             Err(kiln_training::Error::Exhausted { .. }) if interrupt.requested() => Finish::Stopped,
             Err(error) => {
                 let error = self.failed(error);
-                observer.fail(&error);
+                observer.fail(format!("{error:#}"));
                 return Err(error);
             }
         };
@@ -264,7 +260,7 @@ impl<P: Pipeline> Session<P> {
     /// Saves a run whose steps do not fit into memory any more. It goes on with its parameters in a store.
     fn leave_for_store(&mut self, error: kiln_training::Error, call: &CallArgs, observer: &mut Observer) -> Error {
         let error = into_cli_error(error);
-        observer.fail(&error);
+        observer.fail(format!("{error:#}"));
         tracing::warn!("{error}: goes on with its parameters in {}", printable(&self.directory.store()));
         if let Err(error) = self.trainer.save() {
             tracing::warn!("goes on from an earlier checkpoint: {error}");
@@ -288,13 +284,18 @@ impl<P: Pipeline> Session<P> {
     }
 
     /// The metrics of the model at the end.
-    fn metrics(&mut self, finish: Finish, observer: &Observer) -> Result<Vec<(&'static str, f64)>> {
-        Ok(match (finish, &observer.last) {
+    fn metrics(
+        &mut self,
+        finish: Finish,
+        observer: &Observer,
+        progress: &Progress,
+    ) -> Result<Vec<(&'static str, f64)>> {
+        Ok(match (finish, observer.last()) {
             (Finish::Stopped, _) => vec![], // the model has changed since it was evaluated
             (Finish::Complete | Finish::EndedEarly, Some(last)) => last.metrics.clone(),
             // The run had ended before it was resumed.
             (Finish::Complete | Finish::EndedEarly, None) => {
-                let test = Watched::new(&self.setup.data.test, &observer.progress);
+                let test = Watched::new(&self.setup.data.test, progress);
                 self.trainer.evaluate(&test)?.metrics
             }
         })
@@ -364,12 +365,14 @@ impl<P: Pipeline> Session<P> {
 
     /// Writes the report of the memory of a step, if one was measured.
     fn write_memory(&self, peak_bytes: Option<u64>) -> Result<()> {
-        let Some(measured) = self.trainer.measured() else { return Ok(()) };
+        if self.trainer.measured().is_none() {
+            return Ok(());
+        }
         let path = self.directory.file("memory.html");
-        let report = report(&self.trainer, &self.setup, Some(measured))?.with_run_peak(peak_bytes);
+        let report = report(&self.trainer, &self.setup)?.with_run_peak(peak_bytes);
         replace(&path, memory_page(&report)?.html().as_bytes())?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
-        let (predicted, peak) = (shown(predicted_peak(&self.trainer)), shown(peak_bytes));
+        let (predicted, peak) = (shown(self.trainer.predicted_peak()), shown(peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
         Ok(())
     }
@@ -400,10 +403,4 @@ fn announce<P: Pipeline>(setup: &Setup<P>, parameters: usize, total: u64, direct
     for line in setup.class_counts.iter().flat_map(ClassCounts::warnings) {
         tracing::warn!("{line}");
     }
-}
-
-/// The loader's work for the steps. `before` includes the batch that steps were recorded with; its bad samples count.
-fn since(before: &LoaderStats, now: &LoaderStats) -> LoaderStats {
-    let (bad_samples, repairable_samples) = (now.bad_samples, now.repairable_samples);
-    LoaderStats { bad_samples, repairable_samples, ..now.since(before) }
 }

@@ -6,11 +6,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
 
-use crate::atomic::replace;
-use crate::host::now;
 use crate::output::path_json;
 use crate::pipelines::RunSettings;
-use crate::run_directory::{HISTORY, RunDirectory};
+use crate::run_directory::RunDirectory;
+use kiln_runs::{HISTORY, now, replace};
 
 /// A setting of a continued run that has a new value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -81,7 +80,7 @@ fn append(directory: &RunDirectory, lines: impl IntoIterator<Item = Value>) -> R
         line["version"] = json!(env!("CARGO_PKG_VERSION"));
         text += &format!("{line}\n");
     }
-    replace(&path, text.as_bytes())
+    Ok(replace(&path, text.as_bytes())?)
 }
 
 #[cfg(test)]

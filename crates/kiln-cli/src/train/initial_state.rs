@@ -8,11 +8,11 @@ use kiln_models::Matched;
 use kiln_training::Trainer;
 use serde_json::json;
 
-use crate::atomic::replace;
 use crate::output::path_json;
 use crate::pipelines::{CompressionSettings, Pipeline, RunSettings, checkpoint_of};
 use crate::run_directory::RunDirectory;
-use crate::words::counted;
+use kiln_report::counted;
+use kiln_runs::replace;
 
 /// The list of the tensors that `--init` has taken.
 const TAKEN: &str = "init.json";
@@ -54,7 +54,7 @@ pub(super) fn report_taken(directory: &RunDirectory, run: &RunSettings, matched:
     }
     let list =
         json!({ "file": run.init.as_deref().map(path_json), "taken": taken, "new": new, "unused": matched.unused });
-    replace(&directory.file(TAKEN), (serde_json::to_string_pretty(&list)? + "\n").as_bytes())
+    Ok(replace(&directory.file(TAKEN), (serde_json::to_string_pretty(&list)? + "\n").as_bytes())?)
 }
 
 /// Whether a tensor of a file is not a weight: torch's counters of batches, and stored causal masks.

@@ -4,7 +4,6 @@ mod build;
 mod drive;
 mod history;
 mod initial_state;
-mod observe;
 mod options;
 mod place;
 mod prepare;

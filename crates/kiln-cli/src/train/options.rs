@@ -14,8 +14,9 @@ use crate::pipelines::{
     CHECKPOINTS, CompressionSettings, LoraSettings, Pipeline, RunSettings, SettingsOf, TeacherSettings, peft,
     settings_beside,
 };
-use crate::settings_file::{CONFIG, SettingsFile};
+use crate::settings_file::SettingsFile;
 use crate::usage::Usage;
+use kiln_runs::CONFIG;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.

@@ -5,14 +5,15 @@ use kiln_training::{Recompute, Trainer};
 use toml::Table;
 
 use super::history::{Change, differences, write_changes};
-use crate::atomic::replace;
 use crate::cli::CallArgs;
 use crate::given::GivenNames;
 use crate::pipelines::{Pipeline, RunSettings, SettingsOf};
 use crate::run_directory::RunDirectory;
-use crate::settings_file::{CONFIG, SettingsFile};
+use crate::settings_file::SettingsFile;
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
+use kiln_runs::CONFIG;
+use kiln_runs::replace;
 
 /// Whether the options require a new plan of steps.
 pub(super) fn plans_again(given: &GivenNames) -> bool {

@@ -188,7 +188,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             checkpoints: self.checkpoints,
             progress: Progress::default(),
             saved: 0,
-            observer: self.observers.events,
+            observers: self.observers.events,
             edit: self.edit,
             edited: None,
             compute: self.parallel.compute,

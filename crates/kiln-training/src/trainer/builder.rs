@@ -18,7 +18,7 @@ use super::attach::{Attach, Edit, below_the_cast, policy_alone};
 use super::config::{CheckpointConfig, MemoryConfig, RunConfig};
 use super::events::{Event, RunLength};
 use super::initial::{Init, InitialModel};
-use super::trainer::{MakeOptimizer, Observer, made_by};
+use super::trainer::{MakeOptimizer, Observer, ignoring_model, made_by};
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -59,7 +59,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) allocator: Option<&'static HeapCounts>,
     pub(super) process: Option<Process<'a>>,
     pub(super) parallel: Parallel<T>,
-    pub(super) observers: Observers,
+    pub(super) observers: Observers<T::Model>,
 }
 
 /// The optimizer of a run, and those that may replace it.
@@ -84,9 +84,8 @@ pub(super) struct Parallel<T: Task> {
 }
 
 /// Functions of the caller.
-#[derive(Default)]
-pub(super) struct Observers {
-    pub(super) events: Option<Observer>,
+pub(super) struct Observers<M> {
+    pub(super) events: Vec<Observer<M>>,
     pub(super) guard: Option<Guard>,
     pub(super) pause: Option<Pause>,
 }
@@ -112,7 +111,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             allocator: None,
             process: None,
             parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
-            observers: Observers::default(),
+            observers: Observers { events: vec![], guard: None, pause: None },
         }
     }
 
@@ -397,10 +396,19 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         self
     }
 
-    /// Calls `observer` with every event of [`Trainer::fit`](crate::Trainer::fit). The run stops when it returns `Break`.
+    /// Calls `observer` with every event of [`Trainer::fit`](crate::Trainer::fit), after the observers that there are. The run stops when one
+    /// of them returns `Break`.
     #[must_use]
     pub fn with_observer(mut self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) -> Self {
-        self.observers.events = Some(Box::new(observer));
+        self.observers.events.push(ignoring_model(observer));
+        self
+    }
+
+    /// Calls `observer` as [`with_observer`](Self::with_observer) does, with the model as it is after the event. Parameters in a store are
+    /// placeholders in it.
+    #[must_use]
+    pub fn with_model_observer(mut self, observer: impl FnMut(&Event, &T::Model) -> ControlFlow<()> + 'static) -> Self {
+        self.observers.events.push(Box::new(observer));
         self
     }
 

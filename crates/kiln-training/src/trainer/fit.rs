@@ -213,9 +213,10 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         self.trainer.run.group.any(stop)
     }
 
-    /// Calls the observer, and returns whether it asks to stop.
+    /// Calls the observers, and returns whether one of them asks to stop.
     fn tell(&mut self, event: &Event) -> bool {
-        self.trainer.observer.as_mut().is_some_and(|observer| observer(event).is_break())
+        let (observers, model) = (&mut self.trainer.observers, &self.trainer.run.model);
+        observers.iter_mut().fold(false, |stop, observer| observer(event, model).is_break() || stop)
     }
 
     /// Saves the run by `save` if it has checkpoints, and returns whether the observer asks to stop.

@@ -10,6 +10,7 @@ mod events;
 mod fit;
 mod freeze;
 mod initial;
+mod memory;
 mod record;
 mod resume;
 mod save;

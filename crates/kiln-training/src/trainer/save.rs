@@ -95,6 +95,11 @@ impl<T: Task> Trainer<T> {
         self.run.group.all(self.save())
     }
 
+    /// Where [`fit`](Self::fit) saves to.
+    pub fn checkpoints(&self) -> Option<&Checkpoints> {
+        self.checkpoints.directory.as_ref()
+    }
+
     /// Makes [`fit`](Self::fit) save to `checkpoints` from now on.
     pub fn set_checkpoints(&mut self, checkpoints: Checkpoints) {
         self.checkpoints.directory = Some(checkpoints);

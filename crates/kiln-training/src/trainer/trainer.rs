@@ -33,7 +33,12 @@ pub(super) fn made_by<M: Module, O: Into<OptimizerGroups>>(optimizer: impl Fn(&M
     Box::new(move |model| optimizer(model).into().for_model(model))
 }
 
-pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
+pub(super) type Observer<M> = Box<dyn FnMut(&Event, &M) -> ControlFlow<()>>;
+
+/// An observer that asks for nothing but the events.
+pub(super) fn ignoring_model<M>(mut observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) -> Observer<M> {
+    Box::new(move |event, _| observer(event))
+}
 
 /// A model in training inside a memory budget. Made by [`Trainer::builder`].
 ///
@@ -85,7 +90,7 @@ pub struct Trainer<T: Task> {
     pub(super) stale: bool,
     /// The step of the newest checkpoint that this trainer has read or written.
     pub(super) saved: u64,
-    pub(super) observer: Option<Observer>,
+    pub(super) observers: Vec<Observer<T::Model>>,
     pub(super) edit: Option<Edit<T::Model>>,
     /// The step before which the model was last edited.
     pub(super) edited: Option<u64>,
@@ -163,6 +168,11 @@ impl<T: Task> Trainer<T> {
     /// ([`with_allocator`](crate::TrainerBuilder::with_allocator)).
     pub fn growth(&self) -> Option<&MemoryGrowth> {
         self.growth.as_ref()
+    }
+
+    /// The number of replicas, this one included.
+    pub fn replicas(&self) -> usize {
+        self.run.group.replicas()
     }
 
     /// The number of replicas that share the heap with this one, itself included: on the CPU device, those of this process. Otherwise 1.
@@ -280,9 +290,9 @@ impl<T: Task> Trainer<T> {
         self.staged.as_ref()?.meter.as_ref()?.memory()
     }
 
-    /// Calls `observer` with every event of [`fit`](Self::fit) from now on.
+    /// Calls `observer` with every event of [`fit`](Self::fit) from now on, after the observers that there are.
     pub fn observe(&mut self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) {
-        self.observer = Some(Box::new(observer));
+        self.observers.push(ignoring_model(observer));
     }
 
     /// Returns the task and the model, and drops the rest. A model that is streamed is brought into memory.

@@ -1,7 +1,7 @@
 //! The number of images of each class, and conclusions from it.
 
-use crate::words::counted;
 use kiln_data::{ImageSet, TrainTest};
+use kiln_report::counted;
 
 /// The largest number of classes for which a data set is described class by class and evaluated without top-5 accuracy.
 pub(super) const FEW: usize = 5;

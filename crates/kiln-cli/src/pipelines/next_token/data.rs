@@ -13,7 +13,7 @@ use crate::fixtures;
 use crate::host::cache_directory;
 use crate::pipelines::settings::RunSettings;
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 
 /// Batches of documents that are sorted by length together.
 const POOL: usize = 16;

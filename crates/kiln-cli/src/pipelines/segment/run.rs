@@ -14,7 +14,7 @@ use super::task::{Segment, segment};
 use crate::device;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
 use crate::usage::Usage;
-use crate::words::counted;
+use kiln_report::counted;
 
 /// The run of the settings on `tiles` of `data`, and its device.
 ///

@@ -4,15 +4,18 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use kiln_data::printable;
 use serde_json::Value;
+
+use crate::error::Error;
 
 /// The name of the file in the directory of a run.
 pub(super) const METRICS: &str = "metrics.jsonl";
 
 /// The lines of the run in `directory`, without an incomplete last one. Names of evaluations that began with `test_` once begin with `val_`.
-pub(crate) fn read(directory: &Path) -> Result<Vec<Value>> {
+///
+/// # Errors
+/// [`Error::File`].
+pub fn read(directory: &Path) -> Result<Vec<Value>, Error> {
     Ok(texts(directory)?.into_iter().map(|(_, value)| renamed(value)).collect())
 }
 
@@ -27,12 +30,12 @@ fn renamed(line: Value) -> Value {
 }
 
 /// The lines as text and parsed.
-pub(super) fn texts(directory: &Path) -> Result<Vec<(String, Value)>> {
+pub(super) fn texts(directory: &Path) -> Result<Vec<(String, Value)>, Error> {
     let path = directory.join(METRICS);
     if !path.exists() {
         return Ok(vec![]);
     }
-    let bytes = fs::read(&path).with_context(|| format!("cannot read '{}'", printable(&path)))?;
+    let bytes = fs::read(&path).map_err(Error::reading(&path))?;
     let text = String::from_utf8_lossy(&bytes);
     let parsed = |line: &str| Some((line.to_owned(), serde_json::from_str(line).ok()?));
     Ok(text.lines().filter_map(parsed).collect())

@@ -1,59 +1,71 @@
 //! The summary of a run from its directory.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use kiln_data::printable;
 use kiln_report::{Best, Measure, State, best, main_measure, series};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::settings::model;
-use super::status::Status;
-use crate::host::written;
+use crate::clock::written;
+use crate::error::Error;
+use crate::files::is_locked;
 use crate::metrics;
-use crate::run_directory::LOCK;
-use crate::settings_file::CONFIG;
+use crate::status::Status;
+
+/// The settings of a run in its directory.
+pub const CONFIG: &str = "config.toml";
 
 /// A run on disk.
-pub(crate) struct RunSummary {
-    pub(crate) path: PathBuf,
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RunSummary {
+    /// Its directory.
+    pub path: PathBuf,
     /// The name of its directory.
-    pub(crate) name: String,
-    pub(crate) model: String,
-    pub(crate) state: State,
-    pub(crate) step: u64,
-    pub(crate) measure: Option<Measure>,
-    pub(crate) best: Option<Best>,
+    pub name: String,
+    /// Whether it runs, and how it ended.
+    pub state: State,
+    /// The last step that it has taken.
+    pub step: u64,
+    /// The metric that it is judged by.
+    pub measure: Option<Measure>,
+    /// The best value of that metric.
+    pub best: Option<Best>,
     /// When it began, in UTC.
-    pub(crate) started: Option<String>,
-    pub(crate) status: Option<Status>,
-    pub(crate) settings: Value,
-    pub(crate) metrics: Vec<Value>,
+    pub started: Option<String>,
+    /// The notes of its processes.
+    pub status: Option<Status>,
+    /// Its settings. `Null` if it has none.
+    pub settings: Value,
+    /// The lines of its metrics.
+    pub metrics: Vec<Value>,
 }
 
 impl RunSummary {
     /// The run in `path`.
     ///
     /// # Errors
-    /// If the directory is not that of a run, or its files are damaged.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
-        let config = path.join(CONFIG);
-        if !config.is_file() {
-            bail!("'{}' is no run: it has no {CONFIG}", printable(&path));
-        }
-        let text = fs::read_to_string(&config).with_context(|| format!("cannot read '{}'", printable(&config)))?;
-        let table: toml::Table = text
-            .parse()
-            .map_err(|e: toml::de::Error| anyhow::anyhow!("'{}' is damaged: {}", printable(&config), e.message()))?;
-        if !table.contains_key("run") || !table.contains_key("model") {
-            bail!("'{}' is no run: its {CONFIG} has no [run] and [model]", printable(&path));
-        }
-        let settings = serde_json::to_value(table).context("cannot read settings")?;
-        let metrics = metrics::read(path)?;
+    /// [`Error::NoRun`] for another directory, [`Error::Damaged`] and [`Error::File`] for files that cannot be read.
+    pub fn read(path: &Path) -> Result<Self, Error> {
         let status = Status::read(path);
-        let working = is_working(&path.join(LOCK));
+        let config = path.join(CONFIG);
+        let no_run = |reason: String| Error::NoRun { path: path.to_owned(), reason };
+        let settings = match (config.is_file(), &status) {
+            (false, None) => return Err(no_run(format!("it has no {CONFIG}"))),
+            (false, Some(_)) => Value::Null,
+            (true, _) => {
+                let damaged = |reason: String| Error::Damaged { path: config.clone(), reason };
+                let text = fs::read_to_string(&config).map_err(Error::reading(&config))?;
+                let table: toml::Table = text.parse().map_err(|e: toml::de::Error| damaged(e.message().into()))?;
+                if status.is_none() && !(table.contains_key("run") && table.contains_key("model")) {
+                    return Err(no_run(format!("its {CONFIG} has no [run] and [model]")));
+                }
+                serde_json::to_value(table).map_err(|error| damaged(error.to_string()))?
+            }
+        };
+        let metrics = metrics::read(path)?;
+        let working = is_locked(path);
         let state = match &status {
             Some(status) => status.state(working),
             None if working => State::Running,
@@ -70,7 +82,6 @@ impl RunSummary {
         Ok(Self {
             path: path.to_owned(),
             name,
-            model: model(&settings),
             state,
             step: metrics.iter().filter_map(|line| line["step"].as_u64()).max().unwrap_or(0),
             measure,
@@ -83,27 +94,24 @@ impl RunSummary {
     }
 
     /// Seconds of all processes that worked on it.
-    pub(super) fn seconds(&self) -> Option<f64> {
+    pub fn seconds(&self) -> Option<f64> {
         self.status.as_ref().map(Status::seconds)
     }
 
-    pub(super) fn total_steps(&self) -> Option<u64> {
+    /// Steps of the whole run.
+    pub fn total_steps(&self) -> Option<u64> {
         self.status.as_ref().map(|status| status.total_steps)
     }
 
     /// A figure of its results.
-    pub(super) fn result(&self, name: &str) -> Option<f64> {
+    pub fn result(&self, name: &str) -> Option<f64> {
         self.status.as_ref()?.results[name].as_f64()
     }
 
-    pub(super) fn peak_bytes(&self) -> Option<u64> {
+    /// The most bytes of a step.
+    pub fn peak_bytes(&self) -> Option<u64> {
         self.status.as_ref()?.results["peak_bytes"].as_u64()
     }
-}
-
-/// Whether a process holds the lock of a run.
-fn is_working(lock: &Path) -> bool {
-    File::open(lock).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 #[cfg(test)]
@@ -131,12 +139,17 @@ mod tests {
         let lines = "{\"kind\": \"evaluation\", \"step\": 3, \"val_accuracy\": 0.5}\n{\"kind\": \"step\", \"st";
         fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
         let summary = || RunSummary::read(folder.path()).unwrap();
-        assert_eq!((summary().state, summary().step, summary().model.as_str()), (State::Unknown, 3, "resnet18"));
+        assert_eq!((summary().state, summary().step), (State::Unknown, 3));
+        assert_eq!(summary().settings["model"]["name"], "resnet18");
         assert_eq!(summary().best.map(|best| best.value), Some(0.5));
         Status::default().write(folder.path()).unwrap();
         assert_eq!(summary().state, State::Killed);
-        let lock = File::create(folder.path().join(LOCK)).unwrap();
-        lock.try_lock().unwrap();
+        // A run of another program has other settings, or none.
+        fs::write(folder.path().join(CONFIG), "rate = 0.1\n").unwrap();
+        assert_eq!(summary().settings["rate"], 0.1);
+        fs::remove_file(folder.path().join(CONFIG)).unwrap();
+        assert!(summary().settings.is_null() && summary().started.is_none());
+        let lock = crate::files::lock(folder.path()).unwrap();
         assert_eq!(summary().state, State::Running);
         drop(lock);
         assert_eq!(summary().state, State::Killed);

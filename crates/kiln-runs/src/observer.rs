@@ -2,76 +2,83 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Result;
 use indicatif::ProgressBar;
 use kiln_data::{Bottleneck, LoaderStats, printable};
-use kiln_report::{Samples, Schedule};
-use kiln_training::{Evaluation, Event, StepReport};
+use kiln_report::{Samples, Schedule, counted};
+use kiln_training::{Batch, Evaluation, Event, StepReport, TrainingData};
 use serde_json::{Map, Value, json};
 
-use crate::interrupt::Interrupt;
-use crate::log::fitted;
+use crate::error::Error;
 use crate::metrics::MetricsWriter;
-use crate::progress::{Progress, Status};
-use crate::runs::{Outcome, RunRecord};
-use crate::words::counted;
+use crate::progress::{Progress, StepLine};
+use crate::record::{About, Outcome, RunRecord};
+use crate::watched::{Loaded, WatchedData};
 
 /// Steps over which the final loss is averaged: single batches differ too much from each other.
 const RECENT: usize = 50;
 
-/// Appends metrics, moves the progress bar, measures memory, and listens for Ctrl-C.
-pub(crate) struct Observer {
+/// Says the parts of a line about a run.
+pub type Say = Box<dyn Fn(Vec<String>)>;
+
+/// Appends metrics, moves the progress bar, notes how the run is, and listens for a wish to stop.
+pub struct Observer {
     metrics: MetricsWriter,
     record: RunRecord,
-    pub(crate) progress: Progress,
+    progress: Progress,
     bar: ProgressBar,
     total_steps: u64,
     /// Batches of an epoch.
     batches: u64,
     /// Bytes that a step may take.
     limit_bytes: Option<u64>,
-    interrupt: Interrupt,
+    is_interrupted: Box<dyn Fn() -> bool>,
+    say: Say,
     started: Instant,
-    /// Statistics of the loader.
-    data: Box<dyn Fn() -> LoaderStats>,
+    loaded: Loaded,
     /// Steps this process has seen.
     steps: u64,
     losses: Vec<f64>,
     /// Losses of the last steps, oldest first.
     recent: VecDeque<f64>,
-    /// The most bytes of a step beyond those before the model was made. The first step does not count, because it also allocates the
-    /// optimizer's state.
-    pub(crate) peak_bytes: Option<u64>,
+    peak_bytes: Option<u64>,
     /// Attempts that failed for lack of memory, and the seconds that they took.
-    pub(crate) failures: usize,
-    pub(crate) lost_seconds: f64,
-    pub(crate) last: Option<Evaluation>,
-    pub(crate) failure: Option<anyhow::Error>,
+    failures: usize,
+    lost_seconds: f64,
+    last: Option<Evaluation>,
+    failure: Option<Error>,
 }
 
 impl Observer {
-    /// An observer that shows the loader's statistics from `data` beside the loss.
-    pub(crate) fn new(
-        (metrics, record): (MetricsWriter, RunRecord),
-        progress: Progress,
-        (at_step, total_steps, batches): (u64, u64, u64),
-        limit_bytes: Option<u64>,
-        interrupt: Interrupt,
-        data: impl Fn() -> LoaderStats + 'static,
-    ) -> Result<Self> {
+    /// Notes that this process works on the run in `directory` after step `at`, with the batches of `data`. It stops when `is_interrupted`
+    /// says so.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn begin<B: Batch>(
+        directory: &Path,
+        about: About,
+        at: u64,
+        (data, progress): (&WatchedData<'_, B>, &Progress),
+        say: Say,
+        is_interrupted: impl Fn() -> bool + 'static,
+    ) -> Result<Self, Error> {
+        let (total_steps, limit_bytes) = (about.total_steps, about.limit_bytes);
+        let record = RunRecord::begin(directory, about, at)?;
         Ok(Self {
-            metrics,
+            metrics: MetricsWriter::after(directory, at)?,
             record,
-            bar: progress.steps(total_steps, at_step)?,
-            progress,
+            bar: progress.steps(total_steps, at),
+            progress: progress.clone(),
             total_steps,
-            batches,
+            batches: data.train().batches() as u64,
             limit_bytes,
-            interrupt,
+            is_interrupted: Box::new(is_interrupted),
+            say,
             started: Instant::now(),
-            data: Box::new(data),
+            loaded: data.loaded(),
             steps: 0,
             losses: vec![],
             recent: VecDeque::new(),
@@ -83,7 +90,29 @@ impl Observer {
         })
     }
 
-    pub(crate) fn see(&mut self, event: &Event) -> ControlFlow<()> {
+    /// The most bytes of a step beyond those before the model was made. The first step does not count, because it also allocates the
+    /// optimizer's state.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        self.peak_bytes
+    }
+
+    /// What loading did for the steps of this process.
+    pub fn loaded(&self) -> LoaderStats {
+        *self.loaded.borrow()
+    }
+
+    /// The last evaluation of this process.
+    pub fn last(&self) -> Option<&Evaluation> {
+        self.last.as_ref()
+    }
+
+    /// Why metrics, notes or the report could not be written, which has stopped the run.
+    pub fn take_failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+
+    /// Sees an event of the run. Breaks if the run is to stop.
+    pub fn see(&mut self, event: &Event) -> ControlFlow<()> {
         let outcome = match event {
             Event::Step(report) => self.step(report),
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
@@ -98,13 +127,13 @@ impl Observer {
         if let Err(error) = outcome {
             self.failure = Some(error);
         }
-        match self.failure.is_some() || self.interrupt.requested() {
+        match self.failure.is_some() || (self.is_interrupted)() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
     }
 
-    fn step(&mut self, report: &StepReport) -> Result<()> {
+    fn step(&mut self, report: &StepReport) -> Result<(), Error> {
         self.steps += 1;
         if self.steps > 1 {
             self.peak_bytes = self.peak_bytes.max(report.peak_bytes);
@@ -113,9 +142,7 @@ impl Observer {
             self.failures += report.failures;
             self.lost_seconds += report.lost_seconds;
             let (step, failures, parts) = (report.step, report.failures, report.micro_batches);
-            self.progress.suspend(|| {
-                tracing::info!("step {step}  {}", ran_out(failures, parts));
-            });
+            self.say(vec![format!("step {step}"), ran_out(failures, parts)]);
         }
         if !report.skipped {
             self.losses.push(report.loss);
@@ -124,24 +151,23 @@ impl Observer {
                 self.recent.pop_front();
             }
         } else {
-            let scale = report.loss_scale;
-            self.progress
-                .suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {scale}", report.step));
+            let skipped = format!("skipped: overflow at a loss scale of {}", report.loss_scale);
+            self.say(vec![format!("step {}", report.step), skipped]);
         }
         self.bar.set_position(report.step);
-        let stats = (self.data)();
+        let stats = self.loaded();
         let waiting = match stats.bottleneck() {
             Bottleneck::Loader => Some((stats.waiting(), stats.longest_stage().to_string())),
             Bottleneck::Consumer => None,
         };
-        let status = Status {
+        let line = StepLine {
             loss: report.loss,
             peak_bytes: self.peak_bytes,
             limit_bytes: self.limit_bytes,
             samples_per_second: stats.samples_per_second(),
             waiting,
         };
-        self.bar.set_message(status.line(self.total_steps));
+        self.bar.set_message(line.line(self.total_steps));
         self.metrics.line(&json!({
             "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
             "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,
@@ -149,23 +175,19 @@ impl Observer {
         }))
     }
 
-    fn evaluated(&mut self, evaluation: &Evaluation) -> Result<()> {
+    fn evaluated(&mut self, evaluation: &Evaluation) -> Result<(), Error> {
         let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
         let mean = if self.losses.is_empty() { "-".to_owned() } else { format!("{mean:.4}") };
         self.losses.clear();
         let metrics: Vec<String> =
             evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
         let seconds = self.started.elapsed().as_secs_f64();
-        self.progress.suspend(|| {
-            let begin = [
-                ("step", evaluation.step.to_string()),
-                ("epochs", passes(evaluation.step, evaluation.epochs, self.batches)),
-                ("loss", mean),
-            ];
-            let begin = begin.into_iter().map(|(name, value)| format!("{name} {value}"));
-            let parts = begin.chain(metrics).chain([format!("{seconds:.1} s")]);
-            tracing::info!("{}", fitted(parts, "  "));
-        });
+        let begin = [
+            format!("step {}", evaluation.step),
+            format!("epochs {}", passes(evaluation.step, evaluation.epochs, self.batches)),
+            format!("loss {mean}"),
+        ];
+        self.say(begin.into_iter().chain(metrics).chain([format!("{seconds:.1} s")]).collect());
         self.last = Some(evaluation.clone());
         let mut line = json!({ "kind": "evaluation", "step": evaluation.step, "epochs": evaluation.epochs });
         for (name, value) in &evaluation.metrics {
@@ -175,9 +197,14 @@ impl Observer {
         self.record.refresh(self.results())
     }
 
+    /// Says the parts of a line while no bar is on the terminal.
+    fn say(&self, parts: Vec<String>) {
+        self.progress.suspend(|| (self.say)(parts));
+    }
+
     /// The figures of this process so far.
-    pub(crate) fn results(&self) -> Map<String, Value> {
-        let loaded = (self.data)();
+    pub fn results(&self) -> Map<String, Value> {
+        let loaded = self.loaded();
         let figures = [
             ("seconds", json!(self.seconds())),
             ("final_loss", json!(self.final_loss())),
@@ -192,37 +219,40 @@ impl Observer {
         figures.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(stages).collect()
     }
 
-    /// Notes how the work of this process ended, and writes the report.
-    pub(crate) fn end(
+    /// Notes how the work of this process ended, and writes the report, whose path it returns.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn end(
         &mut self,
         outcome: Outcome,
         results: Map<String, Value>,
         samples: Samples,
         schedule: Option<Schedule>,
-    ) -> Result<std::path::PathBuf> {
+    ) -> Result<PathBuf, Error> {
         self.record.end(outcome, results, samples, schedule, self.steps > 0)
     }
 
     /// Notes that the run failed with `error`, and writes the report, as [`end`](Self::end) does. If that fails too, it only logs the
     /// failure, because `error` is more important to the user.
-    pub(crate) fn fail(&mut self, error: &anyhow::Error) {
-        let outcome = Outcome::Failed(format!("{error:#}"));
-        if let Err(error) = self.end(outcome, self.results(), Samples::default(), None) {
-            tracing::debug!("{error:#}");
+    pub fn fail(&mut self, error: String) {
+        if let Err(error) = self.end(Outcome::Failed(error), self.results(), Samples::default(), None) {
+            tracing::debug!("{error}");
         }
     }
 
     /// Mean training loss over the last steps of this process.
-    pub(crate) fn final_loss(&self) -> Option<f64> {
+    fn final_loss(&self) -> Option<f64> {
         let count = self.recent.len();
         (count > 0).then(|| self.recent.iter().sum::<f64>() / count as f64)
     }
 
-    pub(crate) fn finish(&self) {
+    /// Removes the bar.
+    pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 
-    pub(crate) fn seconds(&self) -> f64 {
+    fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 }

@@ -2,12 +2,7 @@
 
 use std::io::IsTerminal;
 
-use anyhow::Result;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
-use kiln_data::Loader;
-use kiln_training::{Batch, BatchSource, Epoch, TrainingData};
-
-use crate::log::is_quiet;
 
 /// Columns of a line.
 const COLUMNS: usize = 80;
@@ -16,29 +11,32 @@ const BAR: usize = 8;
 /// Columns of the remaining time, as in `  ETA 12m`.
 const LEFT: usize = 10;
 
-/// Bars on stderr. There are none if stderr is redirected, or if the command is quiet.
+/// Bars on stderr. There are none if stderr is redirected.
 #[derive(Clone)]
-pub(crate) struct Progress(MultiProgress);
+pub struct Progress(MultiProgress);
 
 impl Progress {
-    pub(crate) fn new() -> Self {
-        let shown = std::io::stderr().is_terminal() && !is_quiet();
+    /// Bars, or none if they are not `wanted`.
+    pub fn new(wanted: bool) -> Self {
+        let shown = wanted && std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         Self(MultiProgress::with_draw_target(target))
     }
 
     /// The bar of a run of `total` steps that has taken `at` steps.
-    pub(crate) fn steps(&self, total: u64, at: u64) -> Result<ProgressBar> {
+    pub(crate) fn steps(&self, total: u64, at: u64) -> ProgressBar {
         let bar = self.0.add(ProgressBar::new(total));
-        let style = ProgressStyle::with_template(&format!("{{pos}}/{{len}} {{bar:{BAR}}} {{msg}}  ETA {{eta}}"))?;
-        bar.set_style(style);
+        let style = ProgressStyle::with_template(&format!("{{pos}}/{{len}} {{bar:{BAR}}} {{msg}}  ETA {{eta}}"));
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
         bar.set_position(at);
         bar.reset_eta();
-        Ok(bar)
+        bar
     }
 
     /// The bar of one evaluation on `batches` batches. It disappears when it is dropped.
-    fn evaluation(&self, batches: usize) -> ProgressBar {
+    pub(crate) fn evaluation(&self, batches: usize) -> ProgressBar {
         let bar = ProgressBar::new(batches as u64).with_finish(ProgressFinish::AndClear);
         let bar = self.0.add(bar);
         if let Ok(style) = ProgressStyle::with_template("evaluating {bar:30} {pos}/{len} batches  ETA {eta}") {
@@ -48,42 +46,13 @@ impl Progress {
     }
 
     /// Calls `say` while no bar is on the terminal.
-    pub(crate) fn suspend(&self, say: impl FnOnce()) {
+    pub fn suspend(&self, say: impl FnOnce()) {
         self.0.suspend(say);
     }
 }
 
-/// Batches to evaluate on, with a bar.
-pub(crate) struct Watched<'a, S> {
-    source: &'a S,
-    progress: Progress,
-}
-
-impl<'a, S> Watched<'a, S> {
-    pub(crate) fn new(source: &'a S, progress: &Progress) -> Self {
-        Self { source, progress: progress.clone() }
-    }
-}
-
-impl<B: Batch, S: BatchSource<Batch = B>> BatchSource for Watched<'_, S> {
-    type Batch = B;
-
-    fn batches(&self) -> usize {
-        self.source.batches()
-    }
-
-    fn samples(&self) -> usize {
-        self.source.samples()
-    }
-
-    fn epoch(&self, epoch: u64, first: usize) -> Epoch<'_, B> {
-        let bar = self.progress.evaluation(self.batches());
-        Box::new(self.source.epoch(epoch, first).inspect(move |_| bar.inc(1)))
-    }
-}
-
 /// The text about the last step of a run.
-pub(crate) struct Status {
+pub(crate) struct StepLine {
     pub(crate) loss: f64,
     /// The most bytes of a step so far.
     pub(crate) peak_bytes: Option<u64>,
@@ -94,7 +63,7 @@ pub(crate) struct Status {
     pub(crate) waiting: Option<(f64, String)>,
 }
 
-impl Status {
+impl StepLine {
     /// As much of the text as a line has room for, beside the bar of a run of `steps` steps.
     pub(crate) fn line(&self, steps: u64) -> String {
         let position = 2 * steps.to_string().len() + 1;
@@ -142,41 +111,23 @@ fn short(loss: f64) -> String {
     if loss.abs() < 1000.0 || !loss.is_finite() { format!("{loss:.4}") } else { format!("{loss:.2e}") }
 }
 
-/// The data of a run, with a bar for each evaluation.
-pub(crate) struct WatchedData<'a, B: Batch> {
-    pub(crate) train: &'a Loader<B>,
-    pub(crate) test: Watched<'a, Loader<B>>,
-}
-
-impl<B: Batch> TrainingData for WatchedData<'_, B> {
-    type Batch = B;
-
-    fn train(&self) -> &dyn BatchSource<Batch = B> {
-        self.train
-    }
-
-    fn test(&self) -> Option<&dyn BatchSource<Batch = B>> {
-        Some(&self.test)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn status() -> Status {
+    fn status() -> StepLine {
         let (peak_bytes, limit_bytes) = (Some(43_201_331), Some(300 << 20));
-        Status { loss: 1.82151, peak_bytes, limit_bytes, samples_per_second: 812.3, waiting: None }
+        StepLine { loss: 1.82151, peak_bytes, limit_bytes, samples_per_second: 812.3, waiting: None }
     }
 
     #[test]
     fn the_peak_stands_against_the_budget() {
         assert_eq!(status().line(744), "loss 1.8215  peak 41.2/300 MiB  812 samples/s");
-        let unlimited = Status { limit_bytes: None, ..status() };
+        let unlimited = StepLine { limit_bytes: None, ..status() };
         assert_eq!(unlimited.line(744), "loss 1.8215  peak 41.2 MiB  812 samples/s");
-        let gpu = Status { peak_bytes: Some(13 << 30), limit_bytes: Some(16 << 30), ..status() };
+        let gpu = StepLine { peak_bytes: Some(13 << 30), limit_bytes: Some(16 << 30), ..status() };
         assert_eq!(gpu.line(744), "loss 1.8215  peak 13/16 GiB  812 samples/s");
-        assert_eq!(Status { peak_bytes: None, ..status() }.line(744), "loss 1.8215  812 samples/s");
+        assert_eq!(StepLine { peak_bytes: None, ..status() }.line(744), "loss 1.8215  812 samples/s");
     }
 
     #[test]
@@ -186,7 +137,7 @@ mod tests {
                 for rate in [0.0, 9.99, 123_456.0] {
                     for waiting in [None, Some((0.42, "decoding".to_owned()))] {
                         for limit in [None, Some(1), Some(300 << 20), Some(999 << 40)] {
-                            let status = Status {
+                            let status = StepLine {
                                 loss,
                                 samples_per_second: rate,
                                 waiting: waiting.clone(),

@@ -3,13 +3,13 @@
 use std::fmt::Display;
 
 /// `1 image`, `2 images`, `0 classes`.
-pub(crate) fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
     let text = format!("{count} ");
     text + &numbered(count, noun)
 }
 
 /// `noun` in the form that follows `count`.
-pub(crate) fn numbered<N: PartialEq + From<u8>>(count: N, noun: &str) -> String {
+pub fn numbered<N: PartialEq + From<u8>>(count: N, noun: &str) -> String {
     match count == N::from(1) {
         true => noun.to_owned(),
         false if noun.ends_with('s') || noun.ends_with("ch") => format!("{noun}es"),

@@ -1,17 +1,15 @@
-//! Settings of runs: compared with defaults and with each other, and summarised in one line.
+//! Settings of runs, compared with defaults and with each other.
 
 use std::collections::BTreeMap;
 
-use kiln_report::{bytes, grouped};
+use kiln_report::bytes;
 use serde_json::Value;
-
-use crate::words::numbered;
 
 /// Text for a setting that is not set.
 const UNSET: &str = "-";
 
 /// Each setting by its path, such as `run.batch_size`, with its value as text.
-pub(super) fn flat(settings: &Value) -> BTreeMap<String, String> {
+pub fn flat(settings: &Value) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     add(&mut all, String::new(), settings);
     all
@@ -53,7 +51,7 @@ pub(super) fn changed(settings: &Value, defaults: &Value) -> Vec<[String; 3]> {
 }
 
 /// Settings in which runs differ, each with its value in every run.
-pub(super) fn differences(runs: &[BTreeMap<String, String>]) -> Vec<(String, Vec<String>)> {
+pub fn differences(runs: &[BTreeMap<String, String>]) -> Vec<(String, Vec<String>)> {
     let mut names: Vec<&String> = runs.iter().flat_map(BTreeMap::keys).collect();
     names.sort();
     names.dedup();
@@ -62,43 +60,6 @@ pub(super) fn differences(runs: &[BTreeMap<String, String>]) -> Vec<(String, Vec
     };
     let all = names.into_iter().map(|name| (name.clone(), values(name)));
     all.filter(|(_, values)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
-}
-
-/// The model of a run in one or two words.
-pub(super) fn model(settings: &Value) -> String {
-    let model = &settings["model"];
-    match (model["name"].as_str(), model["encoder"].as_str(), model["layers"].as_u64(), model["width"].as_u64()) {
-        (Some(name), ..) => name.to_owned(),
-        (None, Some(encoder), ..) => format!("unet-{encoder}"),
-        (None, None, Some(layers), Some(width)) => format!("gpt-{layers}x{width}"),
-        _ => UNSET.to_owned(),
-    }
-}
-
-/// Model, data and optimizer in one line.
-pub(super) fn recipe(settings: &Value, parameters: usize, samples: usize, steps: u64) -> String {
-    let run = &settings["run"];
-    let data = match run["data"].as_str() {
-        Some(path) => path.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or(path).to_owned(),
-        None => "the data set of the project".to_owned(),
-    };
-    let optimizer = settings["optimizer"].as_object().and_then(|optimizer| optimizer.keys().next().cloned());
-    let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let micro = run["micro_batch"].as_u64().filter(|micro| Some(*micro) != run["batch_size"].as_u64());
-    let micro = micro.map_or(String::new(), |micro| format!(" ({micro} at once)"));
-    let figure = |count: u64, noun: &str| format!("{} {}", grouped(count), numbered(count, noun));
-    format!(
-        "{}, {}; {} of {data}; {} of {}{micro}; {}, rate {}; {} on {}",
-        model(settings),
-        figure(parameters as u64, "parameter"),
-        figure(samples as u64, "sample"),
-        figure(steps, "step"),
-        word(&run["batch_size"]),
-        optimizer.unwrap_or_else(|| UNSET.to_owned()),
-        word(&settings["schedule"]["peak"]),
-        word(&run["precision"]),
-        word(&run["device"]),
-    )
 }
 
 #[cfg(test)]
@@ -133,16 +94,5 @@ mod tests {
         let other = json!({"run": {"seed": 2}});
         let all = differences(&[flat(&other), flat(&json!({"run": {"seed": 3}})), flat(&json!({}))]);
         assert_eq!(all, [("run.seed".to_owned(), ["2", "3", "-"].map(String::from).to_vec())]);
-    }
-
-    #[test]
-    fn a_run_is_told_in_one_line() {
-        assert_eq!(
-            recipe(&gpt(), 834_304, 17_885, 1000),
-            "gpt-4x128, 834,304 parameters; 17,885 samples of book.txt; 1,000 steps of 8; adamw, rate 0.003; f32 on flex"
-        );
-        assert_eq!(model(&json!({"model": {"name": "vit_tiny"}})), "vit_tiny");
-        assert_eq!(model(&json!({"model": {"encoder": "resnet18", "width": 0.25}})), "unet-resnet18");
-        assert_eq!(model(&json!({})), "-");
     }
 }

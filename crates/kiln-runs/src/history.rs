@@ -7,7 +7,9 @@ use kiln_report::{Mark, grouped};
 use serde_json::Value;
 
 use super::status::Session;
-use crate::run_directory::HISTORY;
+
+/// The start of a run, and changes of its settings, with a JSON object in each line.
+pub const HISTORY: &str = "history.jsonl";
 
 /// The moments that charts mark.
 pub(super) fn marks(directory: &Path, sessions: &[Session]) -> Vec<Mark> {

@@ -3,77 +3,88 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
 use kiln_report::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::atomic::replace;
+use crate::error::Error;
+use crate::files::replace;
 
 const STATUS: &str = "status.json";
 
 /// The notes about a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Status {
-    pub(crate) state: Noted,
+pub struct Status {
+    /// How its last process left it.
+    pub state: Noted,
     /// The error of a failed run, or how to continue.
-    pub(crate) detail: String,
+    pub detail: String,
     /// The command of `train`.
-    pub(crate) command: String,
+    pub command: String,
     /// Model, data and settings in one line.
-    pub(crate) recipe: String,
-    pub(crate) total_steps: u64,
+    pub recipe: String,
+    /// Steps of the whole run.
+    pub total_steps: u64,
     /// The processes that worked on the run, oldest first.
-    pub(crate) sessions: Vec<Session>,
+    pub sessions: Vec<Session>,
     /// Figures by name, from the last process that had them.
-    pub(crate) results: Value,
+    pub results: Value,
     /// The settings of a run for which only the command and the data set are given.
-    pub(crate) defaults: Value,
+    pub defaults: Value,
     /// Versions and machine.
-    pub(crate) facts: Vec<(String, String)>,
+    pub facts: Vec<(String, String)>,
 }
 
 /// The state of a run as its process noted it. A killed process notes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Noted {
+pub enum Noted {
+    /// A process works on it, or was killed.
     #[default]
     Running,
+    /// It has taken all its steps, or ended early.
     Finished,
+    /// The user stopped it.
     Stopped,
+    /// It ended with an error.
     Failed,
 }
 
 /// A process that worked on a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Session {
+pub struct Session {
     /// The step after which it continued the run.
-    pub(crate) from_step: u64,
+    pub from_step: u64,
     /// The start in UTC, as in `2026-11-21T08:30:00Z`.
-    pub(crate) started: String,
-    pub(crate) seconds: f64,
+    pub started: String,
+    /// How long it worked.
+    pub seconds: f64,
 }
 
 impl Status {
     /// The notes in `directory`. `None` if there are none, or none that can be read.
-    pub(crate) fn read(directory: &Path) -> Option<Self> {
+    pub fn read(directory: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(directory.join(STATUS)).ok()?).ok()
     }
 
-    pub(crate) fn write(&self, directory: &Path) -> Result<()> {
-        let text = serde_json::to_vec_pretty(self).context("cannot write status.json")?;
+    /// Writes the notes into `directory`.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn write(&self, directory: &Path) -> Result<(), Error> {
+        let text = serde_json::to_vec_pretty(self).map_err(|error| Error::Settings(error.to_string()))?;
         replace(&directory.join(STATUS), &text)
     }
 
     /// Seconds of all processes together.
-    pub(crate) fn seconds(&self) -> f64 {
+    pub fn seconds(&self) -> f64 {
         self.sessions.iter().map(|session| session.seconds).sum()
     }
 
     /// The state of the run. `is_working` says whether a process works on it.
-    pub(crate) fn state(&self, is_working: bool) -> State {
+    pub fn state(&self, is_working: bool) -> State {
         match (self.state, is_working) {
             (_, true) => State::Running,
             (Noted::Running, false) => State::Killed,
@@ -87,7 +98,7 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::now;
+    use crate::clock::now;
 
     #[test]
     fn a_status_is_read_as_it_was_written() {

@@ -3,16 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::Result;
 use kiln_report::{RunPage, Samples, Schedule, State};
 
-use super::history::marks;
-use super::settings::changed;
-use super::status::Status;
-use super::summary::RunSummary;
-use crate::atomic::replace;
-use crate::settings_file::CONFIG;
-use crate::values::MemorySetting;
+use crate::error::Error;
+use crate::files::replace;
+use crate::history::marks;
+use crate::settings::changed;
+use crate::status::Status;
+use crate::summary::{CONFIG, RunSummary};
 
 pub(super) const REPORT: &str = "report.html";
 
@@ -22,21 +20,16 @@ pub(super) fn write_report(
     samples: Samples,
     schedule: Option<Schedule>,
     is_working: bool,
-) -> Result<()> {
+) -> Result<(), Error> {
     let summary = RunSummary::read(directory)?;
     let status = summary.status.clone().unwrap_or_default();
-    let memory = summary.settings["run"]["memory"].as_str().and_then(|text| text.parse().ok());
-    let budget_bytes = status.results["limit_bytes"].as_u64().or(match memory {
-        Some(MemorySetting::Step(bytes)) => Some(bytes),
-        _ => None, // the process has a part of it, which is known at the end
-    });
     let state = if is_working { State::Running } else { status.state(false) };
     let page = RunPage {
         state,
         detail: detail(&status, state),
         total_steps: summary.total_steps(),
         seconds: summary.seconds(),
-        budget_bytes,
+        budget_bytes: status.results["limit_bytes"].as_u64(),
         marks: marks(directory, &status.sessions),
         samples,
         schedule,

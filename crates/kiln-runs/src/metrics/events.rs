@@ -2,15 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
-use kiln_data::printable;
 use serde_json::Value;
 
 use super::lines::step;
 use super::tfrecord::Event;
+use crate::error::Error;
 
 /// The beginning of the files' names, by which TensorBoard finds them.
 const PREFIX: &str = "events.out.tfevents.";
@@ -19,22 +18,25 @@ const PREFIX: &str = "events.out.tfevents.";
 const OF_STEP: [&str; 3] = ["loss", "learning_rate", "gradient_norm"];
 
 /// A file of events that grows.
-pub(super) struct EventFile(File);
+pub(super) struct EventFile {
+    path: PathBuf,
+    file: File,
+}
 
 impl EventFile {
     /// A new file in `directory` for a run that continues after `step`. Points of later steps in older files no longer count.
-    pub(super) fn create(directory: &Path, step: u64) -> Result<Self> {
+    pub(super) fn create(directory: &Path, step: u64) -> Result<Self, Error> {
         let now = now();
         let number = later_than(now as u64, names(directory));
         let path = directory.join(format!("{PREFIX}{number:010}.kiln.{}", std::process::id()));
         let file = OpenOptions::new().create_new(true).append(true).open(&path);
-        let mut file = Self(file.with_context(|| format!("cannot write '{}'", printable(&path)))?);
+        let mut file = Self { file: file.map_err(Error::writing(&path))?, path };
         file.write(&[Event::at(now, 0).with_version(), Event::at(now, step + 1).with_session_start()])?;
         Ok(file)
     }
 
     /// Appends the figures of a line of metrics.
-    pub(super) fn line(&mut self, line: &Value) -> Result<()> {
+    pub(super) fn line(&mut self, line: &Value) -> Result<(), Error> {
         let scalars = scalars(line);
         match step(line) {
             Some(step) if !scalars.is_empty() => {
@@ -46,14 +48,14 @@ impl EventFile {
     }
 
     /// Waits until everything is on disk.
-    pub(super) fn sync(&self) -> Result<()> {
-        self.0.sync_data().context("cannot write TensorBoard events")
+    pub(super) fn sync(&self) -> Result<(), Error> {
+        self.file.sync_data().map_err(Error::writing(&self.path))
     }
 
-    fn write(&mut self, events: &[Event]) -> Result<()> {
+    fn write(&mut self, events: &[Event]) -> Result<(), Error> {
         // One call writes all: a reader seldom sees half a record.
         let records: Vec<u8> = events.iter().flat_map(Event::record).collect();
-        self.0.write_all(&records).context("cannot write TensorBoard events")
+        self.file.write_all(&records).map_err(Error::writing(&self.path))
     }
 }
 

@@ -8,20 +8,19 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use kiln_data::printable;
 use serde_json::Value;
 
-use crate::atomic::replace;
+use crate::error::Error;
+use crate::files::replace;
 use events::EventFile;
 use lines::{Columns, METRICS, rows_until, step, texts};
 
-pub(crate) use lines::read;
+pub use lines::read;
 
 const CSV: &str = "metrics.csv";
 
 /// Appends each line to `metrics.jsonl`, `metrics.csv` and a file of TensorBoard's events.
-pub(crate) struct MetricsWriter {
+pub struct MetricsWriter {
     directory: PathBuf,
     json: File,
     csv: File,
@@ -30,8 +29,11 @@ pub(crate) struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Opens the metrics in `directory` of a run that continues after `at`. Entries of later steps are removed.
-    pub(crate) fn after(directory: &Path, at: u64) -> Result<Self> {
+    /// Opens the metrics in `directory` of a run that continues after step `at`. Entries of later steps are removed.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn after(directory: &Path, at: u64) -> Result<Self, Error> {
         let kept = texts(directory)?.into_iter().filter(|(_, line)| step(line).is_some_and(|step| step <= at));
         let (texts, lines): (Vec<String>, Vec<Value>) = kept.unzip();
         let text: String = texts.iter().flat_map(|text| [text.as_str(), "\n"]).collect();
@@ -50,29 +52,40 @@ impl MetricsWriter {
         Ok(Self { directory: directory.to_owned(), json, csv, columns, events })
     }
 
-    /// Appends a line.
-    pub(crate) fn line(&mut self, line: &Value) -> Result<()> {
-        writeln!(self.json, "{line}").context("cannot write metrics")?;
+    /// Appends a line: an object with its `kind` ("step" or "evaluation") and its `step`.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn line(&mut self, line: &Value) -> Result<(), Error> {
+        writeln!(self.json, "{line}").map_err(self.failed(METRICS))?;
         let before = self.columns.count();
         if self.columns.add(line) {
             // The existing rows have no value in the new columns.
             let path = self.directory.join(CSV);
-            let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", printable(&path)))?;
+            let text = fs::read_to_string(&path).map_err(Error::reading(&path))?;
             let empty = ",".repeat(if before == 0 { 0 } else { self.columns.count() - before });
             let rows = text.lines().skip(1).map(|row| format!("{row}{empty}\n"));
             let rows: String = rows.chain([self.columns.row(line)]).collect();
             self.csv = write(&self.directory, &self.columns, &rows)?;
         } else {
-            self.csv.write_all(self.columns.row(line).as_bytes()).context("cannot write metrics.csv")?;
+            self.csv.write_all(self.columns.row(line).as_bytes()).map_err(self.failed(CSV))?;
         }
         self.events.line(line)
     }
 
     /// Waits until everything is on disk.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.json.sync_data().context("cannot write metrics")?;
-        self.csv.sync_data().context("cannot write metrics.csv")?;
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn sync(&self) -> Result<(), Error> {
+        self.json.sync_data().map_err(self.failed(METRICS))?;
+        self.csv.sync_data().map_err(self.failed(CSV))?;
         self.events.sync()
+    }
+
+    /// The error of a file of the directory.
+    fn failed(&self, name: &str) -> impl FnOnce(std::io::Error) -> Error + use<> {
+        Error::writing(&self.directory.join(name))
     }
 }
 
@@ -87,7 +100,7 @@ fn anew(lines: &[Value]) -> (Columns, String) {
 }
 
 /// Replaces the table, and opens it to append.
-fn write(directory: &Path, columns: &Columns, rows: &str) -> Result<File> {
+fn write(directory: &Path, columns: &Columns, rows: &str) -> Result<File, Error> {
     let head = if columns.count() == 0 { String::new() } else { columns.head() };
     let text = head + rows;
     let path = directory.join(CSV);
@@ -95,8 +108,8 @@ fn write(directory: &Path, columns: &Columns, rows: &str) -> Result<File> {
     append(&path)
 }
 
-fn append(path: &Path) -> Result<File> {
-    OpenOptions::new().append(true).open(path).with_context(|| format!("cannot write '{}'", printable(&path)))
+fn append(path: &Path) -> Result<File, Error> {
+    OpenOptions::new().append(true).open(path).map_err(Error::writing(path))
 }
 
 #[cfg(test)]

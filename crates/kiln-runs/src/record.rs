@@ -3,35 +3,40 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use kiln_report::{Samples, Schedule};
 use serde_json::{Map, Value};
 
-use super::report::{REPORT, write_report};
-use super::settings::recipe;
-use super::status::{Noted, Session, Status};
-use crate::host::{facts, now};
+use crate::clock::now;
+use crate::error::Error;
+use crate::report::{REPORT, write_report};
+use crate::status::{Noted, Session, Status};
 
 /// The largest share of a run's time that is spent on the report, which grows with the run.
 const SHARE: f64 = 0.02;
 
-/// The facts about a run that do not change.
-pub(crate) struct About<'a> {
-    /// The command of `train`.
-    pub(crate) command: &'a str,
-    pub(crate) settings: Value,
-    /// The settings of a run for which only the command and the data set are given. A continued run has noted them already.
-    pub(crate) defaults: Option<Value>,
-    pub(crate) device: &'a str,
-    pub(crate) parameters: usize,
-    pub(crate) samples: usize,
-    pub(crate) total_steps: u64,
-    pub(crate) predicted_peak_bytes: Option<u64>,
+/// What a run is, which its report says.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// The command that trains, if it has a name.
+    pub command: String,
+    /// Model, data and optimizer in one line.
+    pub recipe: String,
+    /// The settings of a run for which nothing is said. `None`: those that an earlier process noted.
+    pub defaults: Option<Value>,
+    /// Facts of the program and the machine, each with its name.
+    pub facts: Vec<(String, String)>,
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// The predicted peak of a step, in bytes.
+    pub predicted_peak_bytes: Option<u64>,
+    /// Bytes that a step may take.
+    pub limit_bytes: Option<u64>,
 }
 
 /// The end of a process's work on a run.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
+    /// All steps were taken, or it ended early.
     Finished,
     /// The user stopped it. Has the command to continue.
     Stopped(String),
@@ -40,7 +45,7 @@ pub(crate) enum Outcome {
 }
 
 /// Writes the notes of a process about its run.
-pub(crate) struct RunRecord {
+pub struct RunRecord {
     directory: PathBuf,
     status: Status,
     started: Instant,
@@ -50,26 +55,30 @@ pub(crate) struct RunRecord {
 
 impl RunRecord {
     /// Notes that this process works on the run in `directory` from step `step` on.
-    pub(crate) fn begin(directory: &Path, about: About<'_>, step: u64) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn begin(directory: &Path, about: About, step: u64) -> Result<Self, Error> {
         let mut status = Status::read(directory).unwrap_or_default();
         status.state = Noted::Running;
         status.detail.clear();
-        about.command.clone_into(&mut status.command);
-        status.recipe = recipe(&about.settings, about.parameters, about.samples, about.total_steps);
+        (status.command, status.recipe, status.facts) = (about.command, about.recipe, about.facts);
         status.total_steps = about.total_steps;
         status.sessions.push(Session { from_step: step, started: now(), seconds: 0.0 });
         if let Some(defaults) = about.defaults {
             status.defaults = defaults;
         }
-        status.facts = facts(about.device);
-        let predicted = about.predicted_peak_bytes.map(|bytes| ("predicted_peak_bytes".to_owned(), bytes.into()));
-        note(&mut status.results, predicted.into_iter().collect());
+        let known = [("predicted_peak_bytes", about.predicted_peak_bytes), ("limit_bytes", about.limit_bytes)];
+        note(&mut status.results, known.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect());
         status.write(directory)?;
         Ok(Self { directory: directory.to_owned(), status, started: Instant::now(), reported: None })
     }
 
     /// Notes the present `results`, and writes the report unless that takes too long.
-    pub(crate) fn refresh(&mut self, results: Map<String, Value>) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn refresh(&mut self, results: Map<String, Value>) -> Result<(), Error> {
         self.note(results);
         self.status.write(&self.directory)?;
         let now = Instant::now();
@@ -82,14 +91,17 @@ impl RunRecord {
 
     /// Notes the end of the work. Returns the path of the report. `has_steps` says whether this process took any steps. If it took none,
     /// the report and the figures of steps stay unchanged.
-    pub(crate) fn end(
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn end(
         &mut self,
         outcome: Outcome,
         results: Map<String, Value>,
         samples: Samples,
         schedule: Option<Schedule>,
         has_steps: bool,
-    ) -> Result<PathBuf> {
+    ) -> Result<PathBuf, Error> {
         self.note(results.into_iter().filter(|(name, _)| has_steps || !is_of_steps(name)).collect());
         (self.status.state, self.status.detail) = match outcome {
             Outcome::Finished => (Noted::Finished, String::new()),
@@ -145,18 +157,8 @@ mod tests {
 
     fn begin(folder: &Path, step: u64) -> RunRecord {
         std::fs::write(folder.join("config.toml"), "[run]\nseed = 1\n[model]\nlayers = 4\nwidth = 128\n").unwrap();
-        let settings = json!({"run": {"seed": 1}, "model": {"layers": 4, "width": 128}});
         let defaults = (step == 0).then(|| json!({"run": {"seed": 2}, "model": {"layers": 4, "width": 128}}));
-        let about = About {
-            command: "gpt",
-            settings,
-            defaults,
-            device: "flex",
-            parameters: 5,
-            samples: 7,
-            total_steps: 9,
-            predicted_peak_bytes: None,
-        };
+        let about = About { command: "gpt".into(), defaults, total_steps: 9, ..About::default() };
         RunRecord::begin(folder, about, step).unwrap()
     }
 

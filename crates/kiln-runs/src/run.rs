@@ -1,0 +1,185 @@
+//! A run in a directory, from its begin to its report.
+
+use std::cell::RefCell;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use burn::module::Module;
+use bytesize::ByteSize;
+use kiln_data::printable;
+use kiln_report::{MemoryPage, Samples, counted};
+use kiln_training::{Checkpoints, Finish, Task, Trainer, TrainingData};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::files::{lock, replace};
+use crate::observer::Observer;
+use crate::progress::Progress;
+use crate::record::{About, Outcome};
+use crate::summary::CONFIG;
+use crate::watched::WatchedData;
+
+/// The checkpoints in the directory of a run, of which the newest stay.
+const CHECKPOINTS: &str = "checkpoints";
+const KEPT: usize = 3;
+/// The page about the memory of a step.
+const MEMORY: &str = "memory.html";
+
+/// A run in a directory.
+pub struct Run {
+    path: PathBuf,
+    settings: Option<String>,
+    is_quiet: bool,
+    is_interrupted: Rc<dyn Fn() -> bool>,
+}
+
+impl Run {
+    /// The run in the directory `path`, which may not exist yet.
+    pub fn at(path: impl AsRef<Path>) -> Self {
+        Self { path: path.as_ref().to_owned(), settings: None, is_quiet: false, is_interrupted: Rc::new(|| false) }
+    }
+
+    /// Writes `settings`, a struct or a map, into the directory as `config.toml`. The report shows them, and `kiln compare` where those of
+    /// several runs differ.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] for a value that TOML cannot hold.
+    pub fn with_settings(mut self, settings: &impl Serialize) -> Result<Self, Error> {
+        self.settings = Some(toml::to_string_pretty(settings).map_err(|error| Error::Settings(error.to_string()))?);
+        Ok(self)
+    }
+
+    /// Stops the run when `is_interrupted` says so, which is asked after each step; for Ctrl-C. The run is saved.
+    #[must_use]
+    pub fn with_interrupt(mut self, is_interrupted: impl Fn() -> bool + 'static) -> Self {
+        self.is_interrupted = Rc::new(is_interrupted);
+        self
+    }
+
+    /// Prints nothing.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.is_quiet = true;
+        self
+    }
+
+    /// Trains on `data` as [`Trainer::fit`] does, and writes the files of the directory. A run that has checkpoints there goes on from the
+    /// newest. Checkpoints of a trainer that has a directory for them stay where they are.
+    ///
+    /// # Errors
+    /// [`Error::Training`] with those of the trainer, which the report shows, too; [`Error::InUse`] while another process works on the run;
+    /// [`Error::File`], after the step whose metrics could not be written; [`Error::Replicas`] for a trainer that has others beside it.
+    pub fn fit<T, D>(&self, trainer: &mut Trainer<T>, data: &D) -> Result<Finish, Error>
+    where
+        T: Task,
+        D: TrainingData<Batch = T::Batch> + ?Sized,
+    {
+        if trainer.replicas() > 1 {
+            return Err(Error::Replicas(trainer.replicas()));
+        }
+        fs::create_dir_all(&self.path).map_err(Error::file("make", &self.path))?;
+        let _lock = lock(&self.path)?;
+        if let Some(settings) = &self.settings {
+            replace(&self.path.join(CONFIG), settings.as_bytes())?;
+        }
+        if trainer.checkpoints().is_none() {
+            trainer.set_checkpoints(Checkpoints::new(self.path.join(CHECKPOINTS), KEPT)?);
+        }
+        let total_steps = trainer.set_data(data.train())?;
+        if trainer.state().step == 0
+            && let Some(checkpoint) = trainer.resume()?
+        {
+            self.say(&[format!("going on from {}", printable(&checkpoint))]);
+        }
+        let progress = Progress::new(!self.is_quiet);
+        let data = WatchedData::new(data, &progress);
+        let (quiet, interrupt) = (self.is_quiet, self.is_interrupted.clone());
+        let say = Box::new(move |parts: Vec<String>| print(quiet, &parts));
+        let at = trainer.state().step;
+        let about = about(trainer, &data, total_steps);
+        let observer = Observer::begin(&self.path, about, at, (&data, &progress), say, move || interrupt())?;
+        let observer = Rc::new(RefCell::new(observer));
+        let seen = Rc::downgrade(&observer);
+        trainer.observe(move |event| match seen.upgrade() {
+            Some(observer) => observer.borrow_mut().see(event),
+            None => ControlFlow::Continue(()), // of a call of `fit` that has ended
+        });
+        trainer.measure_step(1); // the first step also allocates the optimizer's state
+        let outcome = trainer.fit(&data);
+        let mut observer = observer.borrow_mut();
+        observer.finish();
+        match (outcome, observer.take_failure()) {
+            (Ok(_), Some(failure)) => Err(failure),
+            (Err(error), _) => {
+                observer.fail(error.to_string());
+                Err(error.into())
+            }
+            (Ok(finish), None) => {
+                self.end(finish, trainer, &mut observer)?;
+                Ok(finish)
+            }
+        }
+    }
+
+    /// Writes the report, and the page about the memory of a step.
+    fn end<T: Task>(&self, finish: Finish, trainer: &Trainer<T>, observer: &mut Observer) -> Result<(), Error> {
+        let outcome = match finish {
+            Finish::Stopped => Outcome::Stopped("start the program again".into()),
+            Finish::Complete | Finish::EndedEarly => Outcome::Finished,
+        };
+        let mut results = observer.results();
+        for (name, value) in observer.last().into_iter().flat_map(|last| &last.metrics) {
+            results.insert((*name).into(), (*value).into());
+        }
+        results.insert("steps".into(), trainer.state().step.into());
+        let report = observer.end(outcome, results, Samples::default(), None)?;
+        self.say(&[format!("report: {}", printable(&report))]);
+        if trainer.measured().is_some() {
+            let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+            let memory = trainer.memory_report(format!("{name}: memory of a training step"))?;
+            let memory = memory.with_run_peak(observer.peak_bytes());
+            let file = self.path.join(MEMORY);
+            let damaged = |error: serde_json::Error| Error::Damaged { path: file.clone(), reason: error.to_string() };
+            let page: MemoryPage = serde_json::from_str(&memory.json()).map_err(damaged)?;
+            replace(&file, page.html().as_bytes())?;
+            let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
+            let (predicted, peak) = (shown(trainer.predicted_peak()), shown(observer.peak_bytes()));
+            self.say(&[format!("peak: predicted {predicted}, measured {peak}: {}", printable(&file))]);
+        }
+        Ok(())
+    }
+
+    fn say(&self, parts: &[String]) {
+        print(self.is_quiet, parts);
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "that is what a run says on the terminal")]
+fn print(quiet: bool, parts: &[String]) {
+    if !quiet {
+        eprintln!("{}", parts.join("  "));
+    }
+}
+
+/// What the report says of a run of `total_steps` steps.
+fn about<T: Task>(trainer: &Trainer<T>, data: &WatchedData<'_, T::Batch>, total_steps: u64) -> About {
+    let sizes = [
+        counted(trainer.model().num_params(), "parameter"),
+        counted(data.train().samples(), "sample"),
+        counted(total_steps, "step"),
+    ];
+    let facts = [
+        ("device", format!("{:?}", trainer.device())),
+        ("system", format!("{} ({})", std::env::consts::OS, std::env::consts::ARCH)),
+    ];
+    About {
+        recipe: sizes.join("; "),
+        facts: facts.map(|(name, fact)| (name.to_owned(), fact)).to_vec(),
+        total_steps,
+        predicted_peak_bytes: trainer.predicted_peak(),
+        limit_bytes: trainer.limit_bytes(),
+        ..About::default()
+    }
+}
