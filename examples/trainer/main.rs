@@ -1,5 +1,5 @@
-//! A whole training program for a data set of one's own: validation, metrics, the best checkpoint, an early end, an interruption, predictions
-//! and a file of weights. `docs/trainer.md` explains it.
+//! A whole training program for a data set of one's own: validation, metrics, a report, the best checkpoint, an early end, an interruption,
+//! predictions and a file of weights. `docs/trainer.md` explains it.
 //!
 //! `cargo run --example trainer`
 
@@ -8,12 +8,12 @@ mod task;
 
 use std::error::Error;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::process::ExitCode;
 
 use burn::module::Module;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_runs::Run;
 use kiln_training::{
     BestConfig, Checkpoints, Confusion, CountingAllocator, Event, Goal, Loader, MemoryBudget, ScheduleConfig,
     TrainTest, Trainer, load_model,
@@ -39,19 +39,18 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let folder = tempfile::tempdir()?; // a program of your own has a folder that stays
-    let directory = folder.path();
+    let directory = folder.path().join("clothes");
     let data = TrainTest { train: Images::read("train")?.loader(true)?, test: Images::read("t10k")?.loader(false)? };
 
     // A run that is stopped in its second epoch. Another trainer, as in a process that starts again, goes on with it.
-    let mut first = trainer(directory, &data, Some(50))?;
-    say(format!("{:?} after step {}", first.fit(&data)?, first.state().step));
-    drop(first);
-    let mut second = trainer(directory, &data, None)?;
-    second.resume()?.ok_or("a run that was stopped has a checkpoint")?;
-    say(format!("resumed at step {}", second.state().step));
-    say(format!("{:?} after step {}", second.fit(&data)?, second.state().step));
+    for stop in [Some(50), None] {
+        let mut trainer = trainer(&data, stop)?;
+        let finish = Run::at(&directory).fit(&mut trainer, &data)?;
+        say(format!("{finish:?} after step {}", trainer.state().step));
+    }
 
-    let best = Checkpoints::new(directory, 2)?.best().ok_or("a run that was evaluated has a best checkpoint")?;
+    let checkpoints = Checkpoints::new(directory.join("checkpoints"), 3)?;
+    let best = checkpoints.best().ok_or("a run that was evaluated has a best checkpoint")?;
     let net = load_model(Net::new(&Device::flex()), best)?;
     say(format!("accuracy of the best checkpoint: {:.3}", predictions(&net, &data.test)?.accuracy()));
     net.into_record().save(directory.join("clothes.bpk"))?;
@@ -59,8 +58,8 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// The run, and what it says. It stops after the step `stop`, as by Ctrl-C.
-fn trainer(directory: &Path, data: &TrainTest<Loader<Batch>>, stop: Option<u64>) -> Result<Trainer<Clothes>> {
+/// The run. It stops after the step `stop`, as by Ctrl-C.
+fn trainer(data: &TrainTest<Loader<Batch>>, stop: Option<u64>) -> Result<Trainer<Clothes>> {
     let sample = data.train.sample(100)?.ok_or("no image can be read")?;
     let trainer = Trainer::builder(Clothes, Net::new)
         .with_memory(MemoryBudget::Bytes(24 << 20))
@@ -69,21 +68,13 @@ fn trainer(directory: &Path, data: &TrainTest<Loader<Batch>>, stop: Option<u64>)
         .with_epochs(4)
         .with_seed(1)
         .with_clip_norm(1.0)
-        .with_checkpoints(Checkpoints::new(directory, 2)?)
         .with(|settings| {
             settings.checkpoints.best = Some(BestConfig::new("val_accuracy", Goal::Highest).with_patience(2));
         })
         .with_allocator(&HEAP)
-        .with_observer(move |event| {
-            match event {
-                Event::Evaluated(evaluation) => {
-                    let metrics = evaluation.metrics.iter().map(|(name, value)| format!(" {name} {value:.3}"));
-                    say(format!("step {}:{}", evaluation.step, metrics.collect::<String>()));
-                }
-                Event::Step(report) if stop == Some(report.step) => return ControlFlow::Break(()),
-                _ => {}
-            }
-            ControlFlow::Continue(())
+        .with_observer(move |event| match event {
+            Event::Step(report) if stop == Some(report.step) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
         })
         .build(&Device::flex(), &sample)?;
     Ok(trainer)

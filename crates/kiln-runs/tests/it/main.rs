@@ -114,7 +114,7 @@ fn a_run_leaves_its_metrics_checkpoints_and_pages() {
     assert_eq!(events.filter(|name| name.starts_with("events.out.tfevents")).count(), 1);
     let report = read(&at.join("report.html"));
     assert!(
-        report.contains("state finished") && report.contains("20 parameters") && report.contains("layers.width"),
+        report.contains("state finished") && report.contains("20 parameters") && report.contains("[layers]"),
         "{report}"
     );
     let memory = read(&at.join("memory.html"));
