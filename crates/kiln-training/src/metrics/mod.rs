@@ -1,32 +1,65 @@
-//! Metrics of a model: named sums over the batches of a data set.
+//! Metrics of a model: named values over the batches of a data set.
 
 mod confusion;
+mod ranked;
 mod scores;
+mod totals;
 
 pub use confusion::Confusion;
 pub use scores::{bits_per_byte, perplexity, top_k_correct, top_k_hits};
+pub(crate) use totals::Totals;
 
-use burn::tensor::{ExecutionError, Tensor};
+use burn::tensor::{Bool, ExecutionError, Int, Tensor};
 
-/// One metric of a batch: a sum on the device, and the count that the sum over all batches is divided by.
+use totals::Total;
+
+/// One metric of a batch: what the metric over a data set is computed from.
 #[derive(Clone, Debug)]
-pub struct Metric {
-    sum: Tensor<1>,
-    count: f64,
-    finish: fn(f64) -> f64,
+pub struct Metric(Parts);
+
+#[derive(Clone, Debug)]
+enum Parts {
+    /// A sum, and the count that the sum over all batches is divided by.
+    Mean { sum: Tensor<1>, count: f64, finish: fn(f64) -> f64 },
+    /// Sums, of which `finish` makes the value.
+    Sums { sums: Tensor<1>, finish: fn(&[f64]) -> f64 },
+    /// Two values for each sample, of which `finish` makes the value, for all samples of the data set.
+    Samples { values: [Tensor<1>; 2], finish: fn(&[f64], &[f64]) -> f64 },
 }
 
 impl Metric {
     /// A metric with `sum` over the batch (one element) and its `count`. Over a data set it is the sum of all `sum`s divided by the sum
     /// of all `count`s.
     pub fn mean(sum: Tensor<1>, count: usize) -> Self {
-        Self { sum, count: count as f64, finish: |mean| mean }
+        Self(Parts::Mean { sum, count: count as f64, finish: |mean| mean })
     }
 
-    /// Applies `finish` to the mean over the data set: `f64::exp` makes a perplexity of nats per token.
+    /// Applies `finish` to the mean over the data set: `f64::exp` makes a perplexity of nats per token. Other metrics stay as they are.
     #[must_use]
     pub fn finished_by(self, finish: fn(f64) -> f64) -> Self {
-        Self { finish, ..self }
+        match self.0 {
+            Parts::Mean { sum, count, .. } => Self(Parts::Mean { sum, count, finish }),
+            other => Self(other),
+        }
+    }
+
+    /// The mean of the F1 scores of all classes that occur in the data set or in the predictions (macro F1): of `logits_bc` `[B, C]` the
+    /// largest is the prediction, `targets_b` `[B]` has the classes.
+    pub fn macro_f1(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>) -> Self {
+        let classes = logits_bc.dims()[1];
+        let one_hot = |classes_b: Tensor<1, Int>| classes_b.one_hot::<2>(classes).float();
+        let (predicted_bc, true_bc) = (one_hot(logits_bc.argmax(1).squeeze_dim(1)), one_hot(targets_b));
+        let of_classes = |counts_bc: Tensor<2>| counts_bc.sum_dim(0).squeeze_dim::<1>(0);
+        let both_bc = predicted_bc.clone() * true_bc.clone();
+        let sums = Tensor::cat(vec![of_classes(both_bc), of_classes(predicted_bc), of_classes(true_bc)], 0);
+        Self(Parts::Sums { sums, finish: ranked::macro_f1 })
+    }
+
+    /// The area under the ROC curve: the share of pairs of a positive and a negative sample in which the positive one has the larger of
+    /// `scores_b` `[B]`; equal ones count half (Fawcett 2006). NaN without a positive or without a negative sample in the data set. All scores
+    /// are kept on the host until the end of the evaluation, 16 bytes a sample.
+    pub fn roc_auc(scores_b: Tensor<1>, positive_b: Tensor<1, Bool>) -> Self {
+        Self(Parts::Samples { values: [scores_b, positive_b.float()], finish: ranked::roc_auc })
     }
 }
 
@@ -61,55 +94,28 @@ impl Metrics {
         self.0.iter().map(|(name, _)| *name).collect()
     }
 
-    /// Reads each sum from the device separately: a concatenation could hide that one of them was never written.
+    /// Reads each part from the device separately: a concatenation could hide that one of them was never written.
     pub(crate) fn read(self) -> Result<Totals, ExecutionError> {
-        let read = |(_, metric): &(_, Metric)| {
-            let data = metric.sum.clone().try_into_data()?;
-            // CubeCL copies the values from the device only now, which may fail.
-            data.bytes().read(Default::default()).map_err(|e| ExecutionError::generic(e.to_string()))?;
-            Ok(data.iter::<f64>().sum())
-        };
-        let sums: Vec<f64> = self.0.iter().map(read).collect::<Result<_, ExecutionError>>()?;
-        let total = |((name, metric), sum): ((&'static str, Metric), f64)| Total {
-            name,
-            sum,
-            count: metric.count,
-            finish: metric.finish,
-        };
-        Ok(Totals(self.0.into_iter().zip(sums).map(total).collect()))
-    }
-}
-
-/// Metrics summed up over batches, on the host.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Totals(Vec<Total>);
-
-#[derive(Clone, Copy, Debug)]
-struct Total {
-    name: &'static str,
-    sum: f64,
-    count: f64,
-    finish: fn(f64) -> f64,
-}
-
-impl Totals {
-    /// Adds the metrics of another batch. A metric that the batch lacks keeps its sum.
-    pub(crate) fn add(&mut self, batch: Self) {
-        for total in batch.0 {
-            match self.0.iter_mut().find(|known| known.name == total.name) {
-                Some(known) => {
-                    known.sum += total.sum;
-                    known.count += total.count;
+        let total = |(name, Metric(parts)): (&'static str, Metric)| {
+            let total = match parts {
+                Parts::Mean { sum, count, finish } => Total::Mean { sum: values(&sum)?.iter().sum(), count, finish },
+                Parts::Sums { sums, finish } => Total::Sums { sums: values(&sums)?, finish },
+                Parts::Samples { values: [first, second], finish } => {
+                    Total::Samples { values: [values(&first)?, values(&second)?], finish }
                 }
-                None => self.0.push(total),
-            }
-        }
+            };
+            Ok((name, total))
+        };
+        Ok(Totals(self.0.into_iter().map(total).collect::<Result<_, ExecutionError>>()?))
     }
+}
 
-    /// Name and value of every metric.
-    pub(crate) fn finish(&self) -> Vec<(&'static str, f64)> {
-        self.0.iter().map(|total| (total.name, (total.finish)(total.sum / total.count))).collect()
-    }
+/// The values of a tensor, read from its device.
+fn values(tensor: &Tensor<1>) -> Result<Vec<f64>, ExecutionError> {
+    let data = tensor.clone().try_into_data()?;
+    // CubeCL copies the values from the device only now, which may fail.
+    data.bytes().read(Default::default()).map_err(|e| ExecutionError::generic(e.to_string()))?;
+    Ok(data.iter::<f64>().collect())
 }
 
 #[cfg(test)]
@@ -129,5 +135,34 @@ mod tests {
         totals.add(batch(4.0, 1));
         assert_eq!(totals.finish(), [("mean", 2.5), ("doubled", 5.0)]);
         assert!(Metrics::new().read().unwrap().finish().is_empty());
+    }
+
+    #[test]
+    fn metrics_of_all_samples_do_not_depend_on_how_the_data_is_cut_into_batches() {
+        let device = Device::flex();
+        let logits =
+            [[2.0, 1.0, 0.0], [0.1, 0.2, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 0.5], [0.5, 0.4, 0.3], [0.0, 0.2, 0.1]];
+        let targets = [0, 0, 1, 0, 1, 1];
+        let of = |rows: std::ops::Range<usize>| {
+            let logits_bc = Tensor::<2>::from_data(logits, &device).slice_dim(0, rows.clone());
+            let targets_b = Tensor::<1, Int>::from_data(targets, &device).slice_dim(0, rows);
+            let scores_b = logits_bc.clone().slice_dim(1, 1..2).squeeze_dim(1);
+            let metrics = Metrics::new()
+                .with("f1", Metric::macro_f1(logits_bc, targets_b.clone()))
+                .with("auc", Metric::roc_auc(scores_b, targets_b.equal_elem(1)));
+            metrics.read().unwrap()
+        };
+        let whole = of(0..6).finish();
+        // Class 0: 2 of 3 found, 2 of 3 right; class 1 the same; class 2 is nowhere.
+        assert_eq!(whole[0].0, "f1");
+        assert!((whole[0].1 - 2.0 / 3.0).abs() < 1e-12, "{whole:?}");
+        // Positives 3, 0.4 and 0.2 against 1, 0.2 and 0: 3 + 2 + 1.5 of 9 pairs.
+        assert!((whole[1].1 - 6.5 / 9.0).abs() < 1e-6, "{whole:?}");
+        for cut in 1..6 {
+            let mut totals = Totals::default();
+            totals.add(of(0..cut));
+            totals.add(of(cut..6));
+            assert_eq!(totals.finish(), whole, "{cut}");
+        }
     }
 }
