@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+
 /// Which values of a metric are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Goal {
@@ -30,24 +32,58 @@ impl Goal {
 ///
 /// let config = BestConfig::new("val_accuracy", Goal::Highest).with_patience(5);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BestConfig {
     metric: String,
     goal: Goal,
     patience: Option<u64>,
+    /// Evaluations without a better value after which the learning rate is multiplied by the factor.
+    #[serde(default)]
+    reduction: Option<(u64, f64)>,
 }
 
 impl BestConfig {
     /// Judges by one of the metrics that an evaluation reports.
     pub fn new(metric: impl Into<String>, goal: Goal) -> Self {
-        Self { metric: metric.into(), goal, patience: None }
+        Self { metric: metric.into(), goal, patience: None, reduction: None }
     }
 
     /// Ends the run after this many evaluations in a row without a better value. `None`: never.
     #[must_use]
     pub fn with_patience(self, evaluations: impl Into<Option<u64>>) -> Self {
         Self { patience: evaluations.into(), ..self }
+    }
+
+    /// Multiplies the learning rate by `factor` after this many evaluations in a row without a better value, and after each as many more: as
+    /// `ReduceLROnPlateau` of PyTorch and Keras do. It needs a schedule that is no scheduler of burn.
+    #[must_use]
+    pub fn with_reduction(self, evaluations: u64, factor: f64) -> Self {
+        Self { reduction: Some((evaluations, factor)), ..self }
+    }
+
+    /// The factor of the learning rate, if it is reduced.
+    pub(crate) fn reduction(&self) -> Option<f64> {
+        self.reduction.map(|(_, factor)| factor)
+    }
+
+    /// Checks the numbers, for a schedule whose rates can be reduced or not.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`].
+    pub(crate) fn check(&self, can_be_reduced: bool) -> Result<(), Error> {
+        let invalid = |name, value: String, expected| Err(Error::InvalidSetting { name, value, expected });
+        match self.reduction {
+            Some((0, _)) => invalid("evaluations before the learning rate is reduced", "0".into(), "at least 1"),
+            Some((_, factor)) if !(factor > 0.0 && factor < 1.0) => {
+                invalid("factor of the learning rate", factor.to_string(), "between 0 and 1")
+            }
+            Some(_) if !can_be_reduced => {
+                let expected = "a constant rate or a ScheduleConfig: burn's scheduler decides about its rates itself";
+                invalid("schedule whose rate is reduced", "a scheduler of burn".into(), expected)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The name of the metric.
@@ -114,6 +150,12 @@ impl Progress {
         patience.is_some_and(|patience| self.without_improvement >= patience)
     }
 
+    /// Whether the learning rate is reduced after the evaluation that came last.
+    pub(crate) fn reduces(&self, config: &BestConfig) -> bool {
+        let without = self.without_improvement;
+        config.reduction.is_some_and(|(evaluations, _)| without > 0 && without.is_multiple_of(evaluations))
+    }
+
     /// The progress without its best evaluation, for a run whose best checkpoint is lost. The other fields stay.
     pub(crate) fn without_best(self) -> Self {
         Self { best: None, ..self }
@@ -152,6 +194,26 @@ mod tests {
         assert_eq!(over, [false, false, false, false, true, false]);
         assert_eq!(progress.best, Some(Best { step: 60, value: 0.8 }));
         assert!(!progress.is_over(None) && progress.improved_at(60) && !progress.improved_at(20));
+    }
+
+    #[test]
+    fn the_rate_is_reduced_after_so_many_evaluations_and_after_as_many_more() {
+        let config = BestConfig::new("val_loss", Goal::Lowest).with_reduction(2, 0.1);
+        let mut progress = Progress::default();
+        let mut reduced = vec![];
+        for (step, value) in [5.0, 4.0, 4.0, 4.5, 6.0, 5.0, 3.0, 4.0].into_iter().enumerate() {
+            progress = progress.judged(&config, step as u64, value);
+            reduced.push(progress.reduces(&config));
+        }
+        assert_eq!(reduced, [false, false, false, true, false, true, false, false]);
+        for (config, burns, part) in [
+            (config.clone().with_reduction(0, 0.1), false, "at least 1"),
+            (config.clone().with_reduction(1, 1.0), false, "between 0 and 1"),
+            (config.clone(), true, "burn"),
+        ] {
+            assert!(config.check(!burns).unwrap_err().to_string().contains(part), "{config:?}");
+        }
+        assert!(config.check(true).is_ok() && BestConfig::new("loss", Goal::Lowest).check(false).is_ok());
     }
 
     #[test]

@@ -66,6 +66,11 @@ impl Schedule {
         }
     }
 
+    /// Whether it is a scheduler of burn, whose rates cannot be changed.
+    pub(crate) fn is_burns(&self) -> bool {
+        matches!(self.0, Kind::Burn { .. })
+    }
+
     /// Whether rates depend on the number of steps of the run.
     pub(crate) fn needs_total(&self) -> bool {
         matches!(&self.0, Kind::Config(config) if config.needs_total())

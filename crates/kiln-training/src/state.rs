@@ -31,12 +31,15 @@ pub struct RunState {
     /// rates like steps.
     #[serde(default)]
     pub unread: u64,
+    /// How often the learning rate was reduced because evaluations got no better.
+    #[serde(default)]
+    pub reductions: u32,
 }
 
 impl RunState {
     /// The start of a run.
     pub fn new(seed: u64) -> Self {
-        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0, due: false, unread: 0 }
+        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0, due: false, unread: 0, reductions: 0 }
     }
 
     /// The number of the next step, counted from 1, as in reports and errors.
@@ -138,7 +141,8 @@ mod tests {
 
     #[test]
     fn a_state_survives_json() {
-        let state = RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2, due: true, unread: 4 };
+        let state =
+            RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2, due: true, unread: 4, reductions: 5 };
         assert_eq!(serde_json::from_str::<RunState>(&serde_json::to_string(&state).unwrap()).unwrap(), state);
     }
 }

@@ -22,7 +22,7 @@ pub enum Memory {
 }
 
 /// The options of `train` that are those of a whole run, or of several of them.
-const OF_RUNS: [&str; 19] = [
+const OF_RUNS: [&str; 20] = [
     "resume",
     "from",
     "init",
@@ -36,6 +36,7 @@ const OF_RUNS: [&str; 19] = [
     "batch_rule",
     "evaluate_every",
     "patience",
+    "reduce_after",
     "save_every",
     "keep",
     "wait_for_memory",

@@ -174,7 +174,7 @@ pub struct Export {
     /// Directory for the model, which must be new or empty [default: RUN/export]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Safetensors, or peft for the adapters of a run with --lora; onnx says how PyTorch writes it
+    /// Safetensors, or peft for the adapters of a run with --lora
     #[arg(long, default_value = "safetensors")]
     pub(crate) format: String,
 }

@@ -157,13 +157,20 @@ pub fn divided<'a, P: Pipeline>(
     })
 }
 
+/// What `--reduce-after` multiplies the learning rate by.
+const REDUCTION: f64 = 0.1;
+
 /// How a run is judged. A run with gradual pruning is not: its best model would be the one with most weights.
 fn judged<P: Pipeline>(settings: &SettingsOf<P>) -> Option<BestConfig> {
     if settings.compression.as_ref().is_some_and(|compression| compression.prune.is_some()) {
         return None;
     }
     let patience = settings.run.patience.filter(|patience| *patience > 0);
-    Some(BestConfig::new(P::METRIC, P::GOAL).with_patience(patience))
+    let config = BestConfig::new(P::METRIC, P::GOAL).with_patience(patience);
+    Some(match settings.run.reduce_after {
+        Some(evaluations @ 1..) => config.with_reduction(evaluations, REDUCTION),
+        _ => config,
+    })
 }
 
 impl<P: Pipeline> Run<P> {

@@ -149,6 +149,12 @@ pub struct RunSettings {
     #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
+    /// Divide the learning rate by 10 after N evaluations in a row without a better result (0: never) [default: 0]
+    ///
+    /// Again after N more; for --schedule constant.
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduce_after: Option<u64>,
     /// Begin with the weights of a .safetensors file, a run or a checkpoint [default: random]
     ///
     /// The names are those of torchvision, timm or Hugging Face. Weights that fit are taken; a layer for another number of
@@ -223,6 +229,7 @@ impl RunSettings {
             optimizer_offload: false,
             batch_scaling: None,
             patience: None,
+            reduce_after: None,
             init: None,
             from: None,
             freeze: vec![],

@@ -20,7 +20,7 @@ use kiln_runs::CONFIG;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.
-const MAY_CHANGE_ON_RESUME: [&str; 30] = [
+const MAY_CHANGE_ON_RESUME: [&str; 31] = [
     "resume",
     "config",
     "out",
@@ -43,6 +43,7 @@ const MAY_CHANGE_ON_RESUME: [&str; 30] = [
     "max_steps",
     "evaluate_every",
     "patience",
+    "reduce_after",
     "save_every",
     "keep",
     "replicas",

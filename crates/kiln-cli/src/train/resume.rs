@@ -50,6 +50,7 @@ fn settings_to_record<P: Pipeline>(mut had: SettingsOf<P>, now: &SettingsOf<P>, 
     had.schedule = now.schedule;
     let (run, now) = (&mut had.run, now.run.clone());
     (run.epochs, run.max_steps, run.patience) = (now.epochs, now.max_steps, now.patience);
+    run.reduce_after = now.reduce_after;
     (run.evaluate_every, run.save_every, run.keep) = (now.evaluate_every, now.save_every, now.keep);
     (run.workers, run.loader_memory, run.bad_samples) = (now.workers, now.loader_memory, now.bad_samples);
     (run.clip_norm, run.store) = (now.clip_norm, now.store);

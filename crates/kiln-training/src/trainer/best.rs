@@ -26,6 +26,11 @@ impl<T: Task> Trainer<T> {
         Ok(self.progress.improved_at(evaluation.step))
     }
 
+    /// Whether the learning rate is reduced after the evaluation that came last.
+    pub(super) fn reduces(&self) -> bool {
+        self.checkpoints.best.as_ref().is_some_and(|config| self.progress.reduces(config))
+    }
+
     /// Whether the run ends here because it has stopped improving.
     pub(super) fn is_over(&self) -> bool {
         self.checkpoints.best.as_ref().is_some_and(|config| self.progress.is_over(config.patience()))

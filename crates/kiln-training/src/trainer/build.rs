@@ -16,7 +16,7 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, typical};
 use crate::pressure::PressureAlarm;
-use crate::progress::Progress;
+use crate::progress::{BestConfig, Progress};
 use crate::replicas::Group;
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
@@ -253,8 +253,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn step_settings(&self, site: &Site, sample: &T::Batch) -> Result<StepSettings, Error> {
         // A configured batch size is that of all replicas. Without one, each replica has a sample like this.
         let effective = self.run.batch_size.unwrap_or(sample.len() * site.group.replicas());
+        if let Some(best) = &self.checkpoints.best {
+            best.check(!self.schedule.is_burns())?;
+        }
         Ok(StepSettings {
             schedule: self.schedule(effective)?,
+            reduction: self.checkpoints.best.as_ref().and_then(BestConfig::reduction),
             total_steps: match self.run.length {
                 RunLength::Steps(steps) => Some(steps),
                 RunLength::Epochs(_) => None,

@@ -137,7 +137,7 @@ impl Default for MemoryConfig {
 }
 
 /// When a run is evaluated and saved, where to, and what may differ when it resumes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// The directory of the checkpoints. Default: the run is not saved.

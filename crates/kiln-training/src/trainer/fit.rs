@@ -186,6 +186,14 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         let judged = evaluates && self.trainer.checkpoints.best.is_some();
         let improved = judged && self.anywhere(improved)?;
         let over = judged && self.anywhere(self.trainer.is_over())?;
+        if judged && self.anywhere(self.trainer.reduces())? {
+            self.trainer.run.state.reductions += 1;
+            let (without, reductions) = (self.trainer.progress.without_improvement, self.trainer.run.state.reductions);
+            tracing::info!(
+                "step {}: learning rate reduced, {reductions} times by now: {without} evaluations without a better one",
+                at.step
+            );
+        }
         let state = &mut self.trainer.run.state;
         if epoch_ends {
             *state = state.next_epoch();

@@ -26,6 +26,8 @@ pub(crate) struct StepSettings {
     /// The global norm that larger gradients are scaled down to.
     pub(crate) max_norm: Option<f64>,
     pub(crate) policy: Policy,
+    /// The factor of the learning rate for each time that it was reduced.
+    pub(crate) reduction: Option<f64>,
     /// How the loss is scaled. `None`: the default of the precision.
     pub(crate) scaling: Option<Scaling>,
     /// The autodiff device of the model.
@@ -227,7 +229,11 @@ impl<M: Module> ModelState<M> {
                 return Err(Error::InvalidSetting { name: "number of steps", value, expected });
             }
         };
-        Ok(self.settings.schedule.rate(self.state.schedule_step(), total))
+        let rate = self.settings.schedule.rate(self.state.schedule_step(), total);
+        Ok(match (self.settings.reduction, self.state.reductions) {
+            (None, _) | (_, 0) => rate,
+            (Some(factor), times) => (rate.base() * factor.powi(times.min(1000) as i32)).into(),
+        })
     }
 
     /// Replaces everything by a saved run.

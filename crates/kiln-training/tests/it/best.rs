@@ -1,11 +1,14 @@
 //! The best checkpoint of a run, and runs that end early, also when they are killed and resumed.
 
+use std::cell::RefCell;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::rc::Rc;
 
 use burn::tensor::Device;
 use kiln_data::TrainTest;
-use kiln_training::{BestConfig, Checkpoints, Error, Finish, Goal, Trainer, load_model};
+use kiln_training::{BestConfig, Checkpoints, Error, Event, Finish, Goal, Trainer, load_model};
 
 use crate::counting::{Count, Counting, counting};
 use crate::support::{batch, beside, noted, temporary, told};
@@ -97,6 +100,35 @@ fn a_run_that_gets_no_better_ends_and_goes_on_with_more_patience() {
         assert_eq!(fit(&mut longer, &checkpoints, u64::MAX), Finish::Complete);
         assert_eq!(longer.state().step, TOTAL);
         assert_eq!(updates(&checkpoints.best().unwrap()), 10.0);
+    }
+}
+
+#[test]
+fn the_rate_falls_when_the_run_gets_no_better_and_again_after_a_resume() {
+    let _turn = beside();
+    // After two evaluations in a row without a better one: at the steps 8, 14 and 18.
+    let falls = |step: u64| [8, 14, 18].iter().filter(|at| step > **at).count() as i32;
+    for interrupted in [u64::MAX, 1, 3] {
+        let folder = temporary();
+        let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+        let rates: Rc<RefCell<Vec<(u64, f64)>>> = Rc::default();
+        for part in 0.. {
+            let mut trainer = trainer(&VALUES, config().with_reduction(2, 0.5), TOTAL);
+            let seen = rates.clone();
+            trainer.observe(move |event| {
+                if let Event::Step(report) = event {
+                    seen.borrow_mut().push((report.step, report.learning_rate));
+                }
+                ControlFlow::Continue(())
+            });
+            if fit(&mut trainer, &checkpoints, interrupted) == Finish::Complete {
+                assert_eq!(trainer.state().reductions, 3, "{interrupted}");
+                break;
+            }
+            assert!(part < TOTAL);
+        }
+        let expected: Vec<(u64, f64)> = (1..=TOTAL).map(|step| (step, 0.5f64.powi(falls(step)))).collect();
+        assert_eq!(*rates.borrow(), expected, "interrupted every {interrupted} steps");
     }
 }
 
