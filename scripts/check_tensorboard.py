@@ -5,7 +5,7 @@
     venv/bin/python scripts/check_tensorboard.py record crates/kiln-runs/tests/fixtures/events.tfevents
     venv/bin/python scripts/check_tensorboard.py check runs/gpt-001
 
-`record` writes the events of the unit test in crates/kiln-cli/src/metrics/tfrecord.rs with TensorBoard's own writer.
+`record` writes the events of the unit test in crates/kiln-runs/src/metrics/tfrecord.rs with TensorBoard's own writer.
 `check` reads the events of a run as TensorBoard does, and compares them with the run's metrics.jsonl and metrics.csv.
 """
 

@@ -50,11 +50,11 @@ class Recipe:
     floor: float
     clip_norm: float
     label_smoothing: float
+    warmup: float  # steps in which the learning rate rises, or below 1 a fraction of all steps
 
 
-IMAGES = Recipe(64, "sgd", 0.1, 0.0, 5.0, 0.1)
-RECIPES = {ResNetConfig: IMAGES, SmallConfig: IMAGES, GptConfig: Recipe(8, "adamw", 3e-3, 0.1, 1.0, 0.0)}
-WARMUP = 0.1  # of all steps, in which the learning rate rises
+IMAGES = Recipe(64, "sgd", 0.1, 0.0, 5.0, 0.1, 0.1)
+RECIPES = {ResNetConfig: IMAGES, SmallConfig: IMAGES, GptConfig: Recipe(8, "adamw", 3e-3, 0.1, 1.0, 0.0, 100)}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -145,9 +145,10 @@ def bytes_argument(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def rate(step: int, total: int, peak: float, floor: float) -> float:
+def rate(step: int, total: int, peak: float, recipe: Recipe) -> float:
     """kiln_training::ScheduleConfig: a linear warm-up, then half a cosine."""
-    warmup = round(WARMUP * total)
+    floor = recipe.floor
+    warmup = round(recipe.warmup * total) if recipe.warmup < 1 else int(recipe.warmup)
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)
@@ -189,7 +190,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> float:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.steps_done, self.total, self.args.learning_rate, self.recipe.floor)
+            group["lr"] = rate(self.steps_done, self.total, self.args.learning_rate, self.recipe)
         self.optimizer.zero_grad(set_to_none=True)
         samples, total = len(batch.inputs), torch.zeros((), device=self.device)
         for part in batch.split(self.args.micro_batch or samples):

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use kiln_runs::replace;
 
 use super::case::Group;
 use super::results::Results;
 use super::{chart, table};
-use kiln_runs::replace;
 
 /// The committed results.
 pub(crate) const COMMITTED: &str = "benches/results/cpu.json";

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use kiln_runs::replace;
 use serde::{Deserialize, Serialize};
 
 use super::statistics::Spread;
 use crate::provenance::Provenance;
-use kiln_runs::replace;
 
 /// The newest layout of the file.
 const FORMAT: u32 = 1;

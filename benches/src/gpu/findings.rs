@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use kiln_runs::replace;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::list::ITEMS;
 use crate::provenance::Provenance;
-use kiln_runs::replace;
 
 /// The result of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

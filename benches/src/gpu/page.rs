@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
+use kiln_runs::replace;
 use serde_json::Value;
 
 use super::comparison;
@@ -12,7 +13,6 @@ use super::findings::{Findings, Outcome, Table};
 use super::runner::all;
 use kiln_cli::fixtures;
 use kiln_cli::gpu::gpu_index;
-use kiln_runs::replace;
 
 const HEAD: &str = "\
 # Results on GPUs

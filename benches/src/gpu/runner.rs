@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use kiln_runs::replace;
 use serde::{Deserialize, Serialize};
 
 use super::archive;
@@ -17,7 +18,6 @@ use super::failures::{one_line, tail};
 use super::findings::{Findings, Outcome};
 use super::list::ITEMS;
 use crate::provenance::Provenance;
-use kiln_runs::replace;
 
 /// The seconds that an item may take beyond its time limit, to start and to write its findings.
 pub(crate) const GRACE: u64 = 3;

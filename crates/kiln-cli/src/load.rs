@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
 use kiln_data::{DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Transform, open_images};
+use kiln_report::counted;
 use serde_json::json;
 
 use crate::HEAP;
@@ -15,7 +16,6 @@ use crate::log::RESULT;
 use crate::output::print_json;
 use crate::process::{Resident, processor_seconds};
 use crate::usage::Usage;
-use kiln_report::counted;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
     let size = arguments.image_size as usize;

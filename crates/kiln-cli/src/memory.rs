@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
 use kiln_data::printable;
+use kiln_runs::{memory_page, replace};
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
@@ -14,9 +15,8 @@ use crate::cli::Memory;
 use crate::interrupt::Interrupt;
 use crate::output::{path_json, print_json};
 use crate::plan::{devices, heading};
-use crate::train::{RunCommand, build, into_cli_error, memory_page, report};
+use crate::train::{RunCommand, build, into_cli_error, report};
 use crate::usage::Usage;
-use kiln_runs::replace;
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: usize = 3;

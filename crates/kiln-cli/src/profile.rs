@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use kiln_memory::{BackendProfile, Meter, calibrate, warm_threads};
+use kiln_runs::replace;
 
 use crate::HEAP;
 use crate::device::{Runtime, gpu};
 use crate::gpu::{Gpu, gpu_index};
-use kiln_runs::replace;
 
 /// The profile of `device`, called `name` on the command line. It is read from the cache, or measured in about a second. Afterwards the
 /// threads of the CPU device have their scratch memory, so that it does not count as a step's.

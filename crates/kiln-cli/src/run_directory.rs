@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use kiln_data::printable;
+use kiln_report::counted;
+use kiln_runs::CHECKPOINTS;
+use kiln_runs::CONFIG;
+use kiln_runs::replace;
 use kiln_training::Checkpoints;
 use serde::Serialize;
 
-use crate::pipelines::{CHECKPOINTS, settings_beside};
+use crate::pipelines::settings_beside;
 use crate::usage::Usage;
-use kiln_report::counted;
-use kiln_runs::CONFIG;
-use kiln_runs::replace;
 
 /// The names of the classes of a run, one a line.
 const CLASSES: &str = "classes.txt";

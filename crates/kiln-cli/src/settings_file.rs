@@ -7,7 +7,7 @@ use kiln_data::printable;
 use kiln_runs::CONFIG;
 use toml::{Table, Value};
 
-use crate::pipelines::{Classify, Kind, NextToken, Pipeline, Segment, SettingsOf, parse, settings_beside};
+use crate::pipelines::{Classify, Kind, NextToken, Pipeline, Segment, SettingsOf, moved, parse, settings_beside};
 use crate::usage::Usage;
 use crate::values::absolute;
 
@@ -48,11 +48,7 @@ impl SettingsFile {
         let mut tables: Table = text.parse().map_err(|e: toml::de::Error| {
             Usage(format!("config '{}' is not TOML: {}", printable(&path), e.message()))
         })?;
-        // Runs had their initial weights here before they had them in one place.
-        let older = tables.get_mut("compression").and_then(|table| table.as_table_mut()?.remove("weights"));
-        if let (Some(weights), Some(Value::Table(run))) = (older, tables.get_mut("run")) {
-            run.entry("init").or_insert(weights);
-        }
+        moved(&mut tables);
         for keys in PATHS {
             let value = keys[1..].iter().fold(tables.get_mut(keys[0]), |value, key| value?.get_mut(*key));
             if let Some(Value::String(path)) = value {
@@ -229,6 +225,21 @@ mod tests {
             read += 1;
         }
         assert!(read >= 4, "{read}");
+    }
+
+    #[test]
+    fn settings_of_older_runs_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(CONFIG);
+        let mut settings = next_token::recipe();
+        settings.compression = Some(Default::default());
+        let text = toml::to_string_pretty(&settings).unwrap();
+        let older = text.replace("[compression]", "[compression]\nweights = '/runs/gpt-001'")
+            + "\n[run.parallel]\nstages = '2'\nschedule = 'gpipe'\n";
+        std::fs::write(&path, older).unwrap();
+        let read = SettingsFile::read(&path).unwrap().settings::<NextToken>().unwrap();
+        assert_eq!(read.run.init, Some("/runs/gpt-001".into()));
+        assert_eq!(read.run.parallel.pipeline_schedule, kiln_parallel::Schedule::GPipe);
     }
 
     #[test]

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use kiln_data::printable;
+use kiln_runs::CHECKPOINTS;
 use kiln_training::Checkpoints;
 
 use crate::cli::TrainedArgs;
 use crate::pipelines::{
-    CHECKPOINTS, Classify, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, Kind, MODEL, NextToken,
-    Pipeline, QUANTIZED, RunSettings, Segment, SegmentSettings, best_of,
+    Classify, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, Kind, MODEL, NextToken, Pipeline,
+    QUANTIZED, RunSettings, Segment, SegmentSettings, best_of,
 };
 use crate::settings_file::SettingsFile;
 use crate::usage::Usage;

@@ -70,7 +70,7 @@ pub use metrics::{MetricsWriter, read as read_metrics};
 pub use observer::{Observer, Say};
 pub use progress::Progress;
 pub use record::{About, Outcome, RunRecord};
-pub use run::Run;
+pub use run::{CHECKPOINTS, MEMORY, Run, memory_page};
 pub use settings::{differences, flat};
 pub use status::{Noted, Session, Status};
 pub use summary::{CONFIG, RunSummary};

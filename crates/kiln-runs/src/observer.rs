@@ -222,7 +222,7 @@ impl Observer {
     /// Notes how the work of this process ended, and writes the report, whose path it returns.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// Those of [`RunRecord::refresh`].
     pub fn end(
         &mut self,
         outcome: Outcome,

@@ -77,7 +77,7 @@ impl RunRecord {
     /// Notes the present `results`, and writes the report unless that takes too long.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`], and [`Error::Damaged`] for files that others have changed.
     pub fn refresh(&mut self, results: Map<String, Value>) -> Result<(), Error> {
         self.note(results);
         self.status.write(&self.directory)?;
@@ -93,7 +93,7 @@ impl RunRecord {
     /// the report and the figures of steps stay unchanged.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// Those of [`refresh`](Self::refresh).
     pub fn end(
         &mut self,
         outcome: Outcome,

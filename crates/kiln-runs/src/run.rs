@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use burn::module::Module;
 use bytesize::ByteSize;
 use kiln_data::printable;
 use kiln_report::{MemoryPage, Samples, counted};
-use kiln_training::{Checkpoints, Finish, Task, Trainer, TrainingData};
+use kiln_training::{Checkpoints, Finish, MemoryReport, Task, Trainer, TrainingData};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -21,11 +22,12 @@ use crate::record::{About, Outcome};
 use crate::summary::CONFIG;
 use crate::watched::WatchedData;
 
-/// The checkpoints in the directory of a run, of which the newest stay.
-const CHECKPOINTS: &str = "checkpoints";
+/// The directory of a run's checkpoints in its own.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// How many of the newest stay.
 const KEPT: usize = 3;
-/// The page about the memory of a step.
-const MEMORY: &str = "memory.html";
+/// The page about the memory of a step, in the directory of a run.
+pub const MEMORY: &str = "memory.html";
 
 /// A run in a directory.
 pub struct Run {
@@ -51,7 +53,8 @@ impl Run {
         Ok(self)
     }
 
-    /// Stops the run when `is_interrupted` says so, which is asked after each step; for Ctrl-C. The run is saved.
+    /// Stops the run when `is_interrupted` says so, which is asked after each step. The run is saved. For Ctrl-C, it reads a flag that a handler
+    /// of the signal sets, as one of the crate ctrlc.
     #[must_use]
     pub fn with_interrupt(mut self, is_interrupted: impl Fn() -> bool + 'static) -> Self {
         self.is_interrupted = Rc::new(is_interrupted);
@@ -81,17 +84,20 @@ impl Run {
         }
         fs::create_dir_all(&self.path).map_err(Error::file("make", &self.path))?;
         let _lock = lock(&self.path)?;
-        if let Some(settings) = &self.settings {
-            replace(&self.path.join(CONFIG), settings.as_bytes())?;
-        }
         if trainer.checkpoints().is_none() {
             trainer.set_checkpoints(Checkpoints::new(self.path.join(CHECKPOINTS), KEPT)?);
         }
         let total_steps = trainer.set_data(data.train())?;
-        if trainer.state().step == 0
-            && let Some(checkpoint) = trainer.resume()?
-        {
-            self.say(&[format!("going on from {}", printable(&checkpoint))]);
+        // The run in a store is after its last step already. Its checkpoints say what was due.
+        if trainer.state().step == 0 || trainer.streamed().is_some() {
+            let before = trainer.resume()?;
+            if let (Some(checkpoint), 1..) = (before, trainer.state().step) {
+                self.say(&[format!("going on from {}", printable(&checkpoint))]);
+            }
+        }
+        // A run that is refused keeps the settings that it had.
+        if let Some(settings) = &self.settings {
+            replace(&self.path.join(CONFIG), settings.as_bytes())?;
         }
         let progress = Progress::new(!self.is_quiet);
         let data = WatchedData::new(data, &progress);
@@ -110,15 +116,15 @@ impl Run {
         let outcome = trainer.fit(&data);
         let mut observer = observer.borrow_mut();
         observer.finish();
-        match (outcome, observer.take_failure()) {
-            (Ok(_), Some(failure)) => Err(failure),
-            (Err(error), _) => {
-                observer.fail(error.to_string());
-                Err(error.into())
-            }
-            (Ok(finish), None) => {
+        let failure = observer.take_failure();
+        match outcome.map_err(Error::from).and_then(|finish| failure.map_or(Ok(finish), Err)) {
+            Ok(finish) => {
                 self.end(finish, trainer, &mut observer)?;
                 Ok(finish)
+            }
+            Err(error) => {
+                observer.fail(error.to_string());
+                Err(error)
             }
         }
     }
@@ -136,18 +142,26 @@ impl Run {
         results.insert("steps".into(), trainer.state().step.into());
         let report = observer.end(outcome, results, Samples::default(), None)?;
         self.say(&[format!("report: {}", printable(&report))]);
-        if trainer.measured().is_some() {
-            let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-            let memory = trainer.memory_report(format!("{name}: memory of a training step"))?;
-            let memory = memory.with_run_peak(observer.peak_bytes());
-            let file = self.path.join(MEMORY);
-            let damaged = |error: serde_json::Error| Error::Damaged { path: file.clone(), reason: error.to_string() };
-            let page: MemoryPage = serde_json::from_str(&memory.json()).map_err(damaged)?;
-            replace(&file, page.html().as_bytes())?;
-            let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
-            let (predicted, peak) = (shown(trainer.predicted_peak()), shown(observer.peak_bytes()));
-            self.say(&[format!("peak: predicted {predicted}, measured {peak}: {}", printable(&file))]);
+        // All steps are taken and saved: a page that cannot be made does not turn the run into a failed one.
+        if let Err(error) = self.write_memory(trainer, observer.peak_bytes()) {
+            tracing::warn!("{MEMORY} is not written: {error}");
         }
+        Ok(())
+    }
+
+    /// Writes the page about the memory of the measured step, if there is one. `peak_bytes`: the most bytes of a step of this process.
+    fn write_memory<T: Task>(&self, trainer: &Trainer<T>, peak_bytes: Option<u64>) -> Result<(), Error> {
+        if trainer.measured().is_none() {
+            return Ok(());
+        }
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let report = trainer.memory_report(format!("{name}: memory of a training step"))?;
+        let report = report.with_fact("device", format!("{:?}", trainer.device())).with_run_peak(peak_bytes);
+        let file = self.path.join(MEMORY);
+        replace(&file, memory_page(&report)?.html().as_bytes())?;
+        let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
+        let (predicted, peak) = (shown(trainer.predicted_peak()), shown(peak_bytes));
+        self.say(&[format!("peak: predicted {predicted}, measured {peak}: {}", printable(&file))]);
         Ok(())
     }
 
@@ -156,10 +170,18 @@ impl Run {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "that is what a run says on the terminal")]
+/// The report about the memory of a step as a page.
+///
+/// # Errors
+/// [`Error::Damaged`] for a report that is none, as of another version of kiln-memory.
+pub fn memory_page(report: &MemoryReport) -> Result<MemoryPage, Error> {
+    let damaged = |error: serde_json::Error| Error::Damaged { path: MEMORY.into(), reason: error.to_string() };
+    serde_json::from_str(&report.json()).map_err(damaged)
+}
+
 fn print(quiet: bool, parts: &[String]) {
     if !quiet {
-        eprintln!("{}", parts.join("  "));
+        let _ = writeln!(std::io::stderr(), "{}", parts.join("  ")); // a closed stderr must not end a run
     }
 }
 

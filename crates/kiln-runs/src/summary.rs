@@ -43,14 +43,19 @@ pub struct RunSummary {
 }
 
 impl RunSummary {
+    /// Whether `path` is the directory of a run: it has settings, or notes of a process that worked on it.
+    pub fn is_run(path: &Path) -> bool {
+        path.join(CONFIG).is_file() || noted(path).is_some()
+    }
+
     /// The run in `path`.
     ///
     /// # Errors
     /// [`Error::NoRun`] for another directory, [`Error::Damaged`] and [`Error::File`] for files that cannot be read.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let status = Status::read(path);
         let config = path.join(CONFIG);
         let no_run = |reason: String| Error::NoRun { path: path.to_owned(), reason };
+        let status = if config.is_file() { Status::read(path) } else { noted(path) };
         let settings = match (config.is_file(), &status) {
             (false, None) => return Err(no_run(format!("it has no {CONFIG}"))),
             (false, Some(_)) => Value::Null,
@@ -114,9 +119,15 @@ impl RunSummary {
     }
 }
 
+/// The notes of the processes that worked on a run. Another program may have a file of this name, too.
+fn noted(path: &Path) -> Option<Status> {
+    Status::read(path).filter(|status| !status.sessions.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::Session;
 
     #[test]
     fn a_directory_that_is_no_run_is_refused_with_a_reason() {
@@ -148,7 +159,10 @@ mod tests {
         fs::write(folder.path().join(CONFIG), "rate = 0.1\n").unwrap();
         assert_eq!(summary().settings["rate"], 0.1);
         fs::remove_file(folder.path().join(CONFIG)).unwrap();
-        assert!(summary().settings.is_null() && summary().started.is_none());
+        assert!(!RunSummary::is_run(folder.path()) && RunSummary::read(folder.path()).is_err());
+        let session = Session { from_step: 0, started: "2026-11-21T08:30:00Z".into(), seconds: 1.0 };
+        Status { sessions: vec![session], ..Status::default() }.write(folder.path()).unwrap();
+        assert!(RunSummary::is_run(folder.path()) && summary().settings.is_null() && summary().started.is_some());
         let lock = crate::files::lock(folder.path()).unwrap();
         assert_eq!(summary().state, State::Running);
         drop(lock);

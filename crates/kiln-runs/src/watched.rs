@@ -71,7 +71,7 @@ impl<B: Batch> BatchSource for Timed<'_, B> {
             let batch = batches.next();
             let mut loaded = self.loaded.borrow_mut();
             match (self.source.stats(), &self.before) {
-                (Some(now), Some(before)) => *loaded = since(before, &now),
+                (Some(now), Some(before)) if now.samples >= before.samples => *loaded = since(before, &now),
                 _ => {
                     if let Some(batch) = &batch {
                         loaded.samples += batch.as_ref().map_or(0, Batch::len) as u64;
@@ -120,5 +120,21 @@ impl<B: Batch> BatchSource for Watched<'_, B> {
     fn epoch(&self, epoch: u64, first: usize) -> Epoch<'_, B> {
         let bar = self.progress.evaluation(self.batches());
         Box::new(self.source.epoch(epoch, first).inspect(move |_| bar.inc(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_counted_where_a_source_has_no_statistics() {
+        let batches = vec![vec![1, 2], vec![3]];
+        let watched = WatchedData::new(&batches, &Progress::new(false));
+        assert_eq!(watched.train().epoch(0, 1).count(), 1);
+        assert_eq!(watched.train().epoch(1, 0).count(), 2);
+        let loaded = *watched.loaded().borrow();
+        assert_eq!((loaded.samples, loaded.batches), (4, 3));
+        assert!(loaded.waited_seconds + loaded.used_seconds > 0.0 && watched.test().is_none());
     }
 }

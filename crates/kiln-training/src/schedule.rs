@@ -123,7 +123,7 @@ pub enum Decay {
 /// How long the learning rate rises at the beginning of a run. A settings file has a whole number of steps, or a fraction with a decimal
 /// point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a whole number of steps, or a fraction of the run in [0, 1] as in 0.1")]
 pub enum Warmup {
     /// A number of steps, which does not depend on the length of the run.
     Steps(u64),

@@ -29,7 +29,7 @@ pub trait BatchSource {
     /// The batches of epoch number `epoch` from batch number `first` on, both counted from zero.
     fn epoch(&self, epoch: u64, first: usize) -> Epoch<'_, Self::Batch>;
 
-    /// What loading has done so far, if the source counts it.
+    /// What loading has done so far, if the source counts it. The counts never fall.
     fn stats(&self) -> Option<LoaderStats> {
         None
     }

@@ -11,6 +11,8 @@ use kiln_memory::is_capture;
 use kiln_models::{Classifier, ClassifierConfig, Decoder, DecoderConfig, GptConfig};
 use kiln_precision::Precision;
 use kiln_report::CompressionPage;
+use kiln_runs::CONFIG;
+use kiln_runs::replace;
 use kiln_training::evaluate;
 
 use crate::cli::{CallArgs, CompressArgs};
@@ -24,8 +26,6 @@ use crate::settings_file::SettingsFile;
 use crate::train::drive;
 use crate::trained::Trained;
 use crate::usage::Usage;
-use kiln_runs::CONFIG;
-use kiln_runs::replace;
 
 /// A pipeline whose models can be made smaller.
 pub(super) trait Compressible: Pipeline {

@@ -15,6 +15,7 @@ use kiln_compression::{
 use kiln_data::printable;
 use kiln_precision::uncast;
 use kiln_report::CompressionPage;
+use kiln_runs::replace;
 use kiln_training::{BatchSource, Pass, evaluate};
 use serde_json::{Map, Value, json};
 
@@ -26,7 +27,6 @@ use crate::pipelines::{
 };
 use crate::run_directory::RunDirectory;
 use crate::usage::Usage;
-use kiln_runs::replace;
 
 /// Default number of passes over the data if the model is trained for its bits.
 const EPOCHS: u64 = 3;

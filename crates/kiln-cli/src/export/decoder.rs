@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use kiln_data::{TokenizerKind, printable};
 use kiln_models::{Decoder, DecoderConfig, SafetensorsModel};
+use kiln_report::counted;
 use serde_json::{Value, json};
 
 use super::classify::{inputs_note, write};
@@ -13,7 +14,6 @@ use crate::cli::TrainedArgs;
 use crate::device;
 use crate::pipelines::{GptSettings, load_merged};
 use crate::trained::{simulates_inputs, weights};
-use kiln_report::counted;
 
 /// The files of a folder, beside the tokenizer, that say how a conversation is written and where a text ends.
 const OF_FOLDER: [&str; 4] =

@@ -9,10 +9,11 @@ use burn::tensor::Device;
 use kiln_data::printable;
 use kiln_memory::is_capture;
 use kiln_models::{Error, Matched, SafetensorsModel};
-use kiln_training::InitialValues;
+use kiln_runs::CHECKPOINTS;
+use kiln_training::{Checkpoints, InitialValues};
 
 use super::compression::{BaseValues, CompressionSettings, four_bits};
-use super::load::{CHECKPOINTS, MANIFEST, MODEL, load_any, shaped};
+use super::load::{MANIFEST, MODEL, load_any, shaped};
 use super::settings::RunSettings;
 
 /// The index of a model in several files.
@@ -121,6 +122,10 @@ impl Weights {
     fn at(path: &Path) -> Result<Self, InitError> {
         let file = [MODEL, INDEX].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
         match file {
+            // A run that went on after it wrote the file, and has not ended again.
+            Some(file) if newest(path).is_some_and(|newest| is_newer(&newest, &file)) => {
+                Ok(Self::Checkpoint(path.to_owned()))
+            }
             Some(file) => Ok(Self::File(file)),
             None if !path.is_dir() => Ok(Self::File(path.to_owned())),
             None if [MANIFEST, CHECKPOINTS].iter().any(|name| path.join(name).exists()) => {
@@ -133,6 +138,17 @@ impl Weights {
             ))),
         }
     }
+}
+
+/// The newest checkpoint of a run.
+fn newest(run: &Path) -> Option<PathBuf> {
+    Checkpoints::new(run.join(CHECKPOINTS), 1).ok()?.newest().ok()?
+}
+
+/// Whether a checkpoint was written after a file.
+fn is_newer(checkpoint: &Path, file: &Path) -> bool {
+    let written = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    written(&checkpoint.join(MANIFEST)) > written(file)
 }
 
 /// Adds the option that makes the model fit to an error of a file that does not fit.

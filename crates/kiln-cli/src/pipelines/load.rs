@@ -9,12 +9,11 @@ use kiln_compression::{FakeQuantizer, Nest, Quantization, QuantizedModel, Range,
 use kiln_data::printable;
 use kiln_models::SafetensorsModel;
 use kiln_precision::{Policy, uncast, widened};
+use kiln_runs::{CHECKPOINTS, CONFIG};
 use kiln_training::{Checkpoints, load_model};
 
 use super::compression::{CompressionSettings, simulate_inputs};
 
-/// The folder of a run directory that its checkpoints are in.
-pub const CHECKPOINTS: &str = "checkpoints";
 /// The file that each checkpoint has.
 pub(super) const MANIFEST: &str = "manifest.json";
 /// The file of a run's weights in its directory.
@@ -59,7 +58,7 @@ pub fn is_untrained(directory: &Path) -> Result<bool> {
 /// The settings file of the run that a checkpoint belongs to: beside or above it.
 pub fn settings_beside(checkpoint: &Path) -> Option<PathBuf> {
     let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
-    folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file())
+    folders.map(|folder| folder.join(CONFIG)).find(|file| file.is_file())
 }
 
 /// Loads a model as [`load_any`] does, and returns it plain: the attachments of `compression`, in the run that `path` belongs to, are

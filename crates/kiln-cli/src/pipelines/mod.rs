@@ -21,12 +21,12 @@ pub use compression::{
 };
 pub use initial_model::{InitError, Taken};
 pub use load::{
-    CHECKPOINTS, INPUT_RANGES, MODEL, QUANTIZED, best_of, checkpoint_of, is_untrained, load_any, load_merged,
-    load_to_evaluate, settings_beside,
+    INPUT_RANGES, MODEL, QUANTIZED, best_of, checkpoint_of, is_untrained, load_any, load_merged, load_to_evaluate,
+    settings_beside,
 };
 pub use next_token::{GptSettings, NextToken};
 pub use parallel::{ParallelSettings, Places, Replicas};
-pub use pipeline::{Chained, Kind, Pipeline, SettingsOf, parse};
+pub use pipeline::{Chained, Kind, Pipeline, SettingsOf, moved, parse};
 pub use run::{Finder, Findings, Init, Run, Setup, Subject, WriteInto, divided};
 pub use segment::{Segment, SegmentSettings};
 pub use settings::{RunSettings, Settings};

@@ -104,6 +104,14 @@ pub fn parse<P: Pipeline>(tables: Table, origin: &str) -> Result<SettingsOf<P>, 
     tables.try_into().map_err(|error| located(&error, origin))
 }
 
+/// Moves settings of older runs to where they are today: initial weights were a part of the compression.
+pub fn moved(tables: &mut Table) {
+    let older = tables.get_mut("compression").and_then(|table| table.as_table_mut()?.remove("weights"));
+    if let (Some(weights), Some(toml::Value::Table(run))) = (older, tables.get_mut("run")) {
+        run.entry("init").or_insert(weights);
+    }
+}
+
 /// The message of an error, with the table that it is in.
 fn located(error: &toml::de::Error, origin: &str) -> Usage {
     let text = error.to_string();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_data::{BadSamples, LoaderConfig, Replica};
 use kiln_precision::{Policy, Precision};
+use kiln_report::counted;
 use kiln_training::{BatchScaling, Intervals, OptimizerConfig, Recompute, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -13,7 +14,6 @@ use super::parallel::{ParallelSettings, Places, Replicas};
 use crate::device;
 use crate::usage::Usage;
 use crate::values::{LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, number};
-use kiln_report::counted;
 
 /// Settings of a run: the tables of every pipeline, and those of one of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use kiln_data::printable;
 use kiln_models::SafetensorsModel;
 
 use super::load::{load_merged, settings_beside};
-use super::pipeline::{Pipeline, SettingsOf, parse};
+use super::pipeline::{Pipeline, SettingsOf, moved, parse};
 use crate::usage::Usage;
 
 type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync>;
@@ -54,7 +54,8 @@ impl<M: SafetensorsModel> TeacherModel<M> {
         let shown = printable(&file);
         let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{shown}'"))?;
         let foreign = |error: &str| Usage(format!("config '{shown}' is of another model or damaged: {error}"));
-        let tables = text.parse().map_err(|error: toml::de::Error| foreign(error.message()))?;
+        let mut tables = text.parse().map_err(|error: toml::de::Error| foreign(error.message()))?;
+        moved(&mut tables);
         let own = parse::<P>(tables, "teacher").map_err(|error| foreign(&error.0))?;
         for (what, teacher, student) in compared(&own)? {
             if teacher != student {

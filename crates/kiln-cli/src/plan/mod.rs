@@ -14,6 +14,7 @@ use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch, TokenBatch};
 use kiln_models::{ClassifierConfig, DecoderConfig, UnetConfig, UnetEncoder};
 use kiln_precision::Precision;
+use kiln_report::counted;
 use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
@@ -24,7 +25,6 @@ use crate::pipelines::classify::classify_for_planning;
 use crate::pipelines::segment::segment_for_planning;
 use crate::pipelines::{BaseValues, CompressionSettings, NextToken, RunSettings, next_token};
 use crate::usage::Usage;
-use kiln_report::counted;
 use table::{Facts, legend, table};
 
 pub(crate) use divided::{devices, heading};

@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use image::{ImageFormat, Rgb, RgbImage};
 use kiln_data::{Normalize, printable};
+use kiln_runs::replace;
 
 use super::legend::legend;
 use super::outcome::Shares;
 use crate::pipelines::segment::{class_colour, every_nth_pixel};
-use kiln_runs::replace;
 
 /// Rows and columns of a picture at most. Larger images are shown with some of their pixels only.
 const SIDE: usize = 2048;

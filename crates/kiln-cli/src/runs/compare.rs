@@ -5,14 +5,14 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use kiln_report::{ComparedRun, ComparisonPage};
+use kiln_runs::{RunSummary, differences, flat, now, replace};
 
 use super::list::{FLEXIBLE, HEAD, RIGHT, row};
 use super::table::{lines, width};
 use crate::cli::Compare;
 use crate::usage::Usage;
 use kiln_data::printable;
-use kiln_report::{ComparedRun, ComparisonPage};
-use kiln_runs::{RunSummary, differences, flat, now, replace};
 
 pub(crate) fn run(arguments: &Compare) -> Result<()> {
     let mut runs = vec![];

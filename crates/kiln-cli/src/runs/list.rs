@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use kiln_data::printable;
 use kiln_report::{Goal, Measure};
-use kiln_runs::{CONFIG, RunSummary, Status, now};
+use kiln_runs::{RunSummary, now};
 use serde_json::{Value, json};
 
 use super::recipe::model;
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Runs) -> Result<()> {
 
 /// The directories that may be runs: `folder` itself if it is a run, else the directories in it.
 fn folders(folder: &Path, is_given: bool) -> Result<Vec<PathBuf>> {
-    if folder.join(CONFIG).is_file() || Status::read(folder).is_some() {
+    if RunSummary::is_run(folder) {
         return Ok(vec![folder.to_owned()]);
     }
     if !folder.exists() {

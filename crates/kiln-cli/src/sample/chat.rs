@@ -5,13 +5,13 @@ use std::iter::{from_fn, once};
 
 use anyhow::{Context, Result, bail};
 use kiln_data::{ASSISTANT, ChatTemplate, Message, Tokenizer, TokenizerKind, USER, printable};
+use kiln_report::counted;
 
 use super::generate::{End, Writer};
 use super::output::Output;
 use super::text::decoded;
 use crate::interrupt::Interrupt;
 use crate::usage::Usage;
-use kiln_report::counted;
 
 /// The chat template in the folder of a tokenizer, which `asking` needs.
 ///

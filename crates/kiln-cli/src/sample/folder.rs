@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use kiln_models::DecoderConfig;
+use kiln_runs::CONFIG;
 
 use crate::cli::TrainedArgs;
 use crate::pipelines::{GptSettings, next_token};
-use kiln_runs::CONFIG;
 
 /// The settings of the folder's model, with all of its context. `None` where the arguments name something else: a run, say.
 ///

@@ -26,11 +26,11 @@ use crate::pipelines::next_token::{next_token, reader, stops};
 use crate::pipelines::{GptSettings, load_to_evaluate, peft};
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
-use kiln_report::counted;
 
 use chat::Chat;
 use folder::untrained;
 use generate::{End, Writer};
+use kiln_report::counted;
 use output::Output;
 use records::{Asked, Records};
 use stored::stored;

@@ -8,14 +8,14 @@ use burn::tensor::Device;
 use kiln_parallel::Communicator;
 use kiln_precision::Precision;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{StoreConfig, Trainer, TrainerBuilder};
+use kiln_report::counted;
+use kiln_training::{StoreConfig, Trainer, TrainerBuilder, Warmup};
 
 use super::resume::{adjust, plans_again};
 use crate::cli::CallArgs;
 use crate::interrupt::Interrupt;
 use crate::pipelines::{Pipeline, Run, SettingsOf, Setup, divided};
 use crate::usage::Usage;
-use kiln_report::counted;
 
 /// A trainer that is ready for its first step, and the rest of its run.
 pub(crate) type Built<P> = (Trainer<P>, Setup<P>);
@@ -38,6 +38,7 @@ pub(crate) fn build<P: Pipeline>(
         adjust(&mut run.setup.settings.run, &call.given, batches);
     }
     warn_of_patience(&run.setup);
+    tell_of_warmup(&run.setup);
     let (builder, mut setup) = run.into_builder();
     let profile = setup.profile(device)?;
     let (sample, loader_bytes) = setup.sample()?;
@@ -145,6 +146,19 @@ fn warn_of_patience<P: Pipeline>(setup: &Setup<P>) {
         tracing::warn!(
             "--patience {patience} ends no run of {}; --evaluate-every N has more of them",
             counted(evaluations, "evaluation")
+        );
+    }
+}
+
+/// Tells of a warm-up that a run ends in.
+fn tell_of_warmup<P: Pipeline>(setup: &Setup<P>) {
+    let (schedule, total) = (&setup.settings.schedule, setup.total_steps());
+    if let (Warmup::Steps(steps), 0) = (schedule.warmup, setup.settings.run.replica.index())
+        && steps > total
+    {
+        let highest = schedule.rate(total - 1, total);
+        tracing::info!(
+            "the warm-up of {steps} steps does not end in this run: its highest learning rate is {highest:.1e} (--warmup)"
         );
     }
 }

@@ -14,7 +14,7 @@ use kiln_data::printable;
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_report::counted;
-use kiln_runs::{About, Observer, Outcome, Progress, Watched, WatchedData, lock, replace};
+use kiln_runs::{About, MEMORY, Observer, Outcome, Progress, Watched, WatchedData, lock, memory_page, replace};
 use kiln_training::{Checkpoints, Finish, Trainer};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ use super::build::{build, into_cli_error};
 use super::history::write_beginning;
 use super::initial_state::{report_taken, saves_first, start_from};
 use super::place::{directory, store};
-use super::results::{memory_page, report, results, samples};
+use super::results::{report, results, samples};
 use super::resume::{check_length, ended, note_changes};
 use super::schedule::schedule;
 use super::to_store::ToStore;
@@ -153,6 +153,8 @@ impl<P: Pipeline> Session<P> {
         }
         if let Some(taken) = setup.taken.take() {
             report_taken(&directory, &setup.settings.run, &taken)?;
+        } else if let (Some(init), None) = (&setup.settings.run.init, &call.resume) {
+            tracing::info!("weights from {}", printable(init));
         }
         if call.resume.is_none() && saves_first(&setup.settings.run, setup.settings.compression.as_ref()) {
             trainer.save()?;
@@ -368,7 +370,7 @@ impl<P: Pipeline> Session<P> {
         if self.trainer.measured().is_none() {
             return Ok(());
         }
-        let path = self.directory.file("memory.html");
+        let path = self.directory.file(MEMORY);
         let report = report(&self.trainer, &self.setup)?.with_run_peak(peak_bytes);
         replace(&path, memory_page(&report)?.html().as_bytes())?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use kiln_data::printable;
+use kiln_runs::{HISTORY, now, replace};
 use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
@@ -9,7 +10,6 @@ use toml::Table;
 use crate::output::path_json;
 use crate::pipelines::RunSettings;
 use crate::run_directory::RunDirectory;
-use kiln_runs::{HISTORY, now, replace};
 
 /// A setting of a continued run that has a new value.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use anyhow::{Result, anyhow};
 use kiln_data::printable;
 use kiln_models::Matched;
+use kiln_report::counted;
+use kiln_runs::replace;
 use kiln_training::Trainer;
 use serde_json::json;
 
 use crate::output::path_json;
 use crate::pipelines::{CompressionSettings, Pipeline, RunSettings, checkpoint_of};
 use crate::run_directory::RunDirectory;
-use kiln_report::counted;
-use kiln_runs::replace;
 
 /// The list of the tensors that `--init` has taken.
 const TAKEN: &str = "init.json";

@@ -18,7 +18,7 @@ pub(crate) use build::{build, into_cli_error};
 pub(crate) use drive::drive;
 pub(crate) use prepare::RunCommand;
 pub(crate) use replicas::train;
-pub(crate) use results::{memory_page, report};
+pub(crate) use results::report;
 
 use std::process::ExitCode;
 

@@ -6,17 +6,16 @@ use anyhow::{Result, bail};
 use kiln_compression::AdapterKind;
 use kiln_data::printable;
 use kiln_models::DecoderConfig;
+use kiln_runs::{CHECKPOINTS, CONFIG};
 use kiln_training::{BatchRule, BatchScaling, Checkpoints, OptimizerConfig};
 
 use crate::cli::{AdapterArgs, CallArgs, LoraArgs, TeacherArgs};
 use crate::given::Given;
 use crate::pipelines::{
-    CHECKPOINTS, CompressionSettings, LoraSettings, Pipeline, RunSettings, SettingsOf, TeacherSettings, peft,
-    settings_beside,
+    CompressionSettings, LoraSettings, Pipeline, RunSettings, SettingsOf, TeacherSettings, peft, settings_beside,
 };
 use crate::settings_file::SettingsFile;
 use crate::usage::Usage;
-use kiln_runs::CONFIG;
 
 /// The options with which a run can continue. Others would change its model, its data and their order, or its precision. The device may
 /// change; another device rounds differently. `config` and `out` are refused later, by a message of their own.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use kiln_parallel::{Communicator, Local, Nested};
+use kiln_runs::CHECKPOINTS;
 use kiln_training::{Checkpoints, Finish};
 
 use super::build::{build, into_cli_error};
@@ -19,7 +20,7 @@ use super::processes::communicator;
 use super::resume::plans_again;
 use crate::cli::CallArgs;
 use crate::interrupt::Interrupt;
-use crate::pipelines::{CHECKPOINTS, Pipeline, Replicas, Run};
+use crate::pipelines::{Pipeline, Replicas, Run};
 
 /// The longest time that a replica waits for another one of its process while both wait for other processes: longer than these wait.
 const INSIDE: Duration = Duration::from_secs(900);

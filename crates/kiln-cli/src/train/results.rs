@@ -1,8 +1,8 @@
 //! The results of a run: its figures, samples of the model's output, and the memory of its steps.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use base64::Engine;
-use kiln_report::{MemoryPage, Picture, Prediction, Samples, Text};
+use kiln_report::{Picture, Prediction, Samples, Text};
 use kiln_runs::Observer;
 use kiln_training::{Finish, MemoryReport, Trainer};
 use serde_json::{Value, json};
@@ -70,9 +70,4 @@ pub(crate) fn report<P: Pipeline>(trainer: &Trainer<P>, setup: &Setup<P>) -> Res
     let report = trainer.memory_report(format!("{}: memory of a training step", setup.name))?;
     let report = report.with_fact("device", &setup.settings.run.device);
     Ok(report.with_suggestions(crate::advice::suggestions(trainer)))
-}
-
-/// The report in the form that is written: as a page and as text.
-pub(crate) fn memory_page(report: &MemoryReport) -> Result<MemoryPage> {
-    serde_json::from_str(&report.json()).context("cannot read the memory report")
 }

@@ -1,6 +1,9 @@
 //! A run that continues, perhaps with changed settings.
 
 use anyhow::{Result, bail};
+use kiln_report::counted;
+use kiln_runs::CONFIG;
+use kiln_runs::replace;
 use kiln_training::{Recompute, Trainer};
 use toml::Table;
 
@@ -11,9 +14,6 @@ use crate::pipelines::{Pipeline, RunSettings, SettingsOf};
 use crate::run_directory::RunDirectory;
 use crate::settings_file::SettingsFile;
 use crate::usage::Usage;
-use kiln_report::counted;
-use kiln_runs::CONFIG;
-use kiln_runs::replace;
 
 /// Whether the options require a new plan of steps.
 pub(super) fn plans_again(given: &GivenNames) -> bool {

@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_report::State;
-use kiln_runs::{Error, Run, RunSummary, WatchedData, lock, read_metrics};
+use kiln_runs::{Error, Run, RunSummary, lock, read_metrics};
 use kiln_training::{
     BatchSource, BestConfig, CountingAllocator, Epoch, Event, Finish, Goal, Local, Metric, Metrics, Pass, Task,
     Trainer, TrainerBuilder,
@@ -188,6 +188,7 @@ fn an_error_stands_in_the_report_and_reaches_the_caller() {
     let error = Run::at(blocked.path()).quiet().fit(&mut built(trainer), &data(2)).unwrap_err();
     assert!(matches!(error, Error::File { .. }) && error.to_string().contains("metrics.csv"), "{error}");
     assert!(seen.borrow().len() < 4, "{seen:?}");
+    assert_eq!(RunSummary::read(blocked.path()).unwrap().state, State::Failed);
 }
 
 #[test]
@@ -235,13 +236,4 @@ fn observers_see_the_model_and_a_run_keeps_the_callers() {
     let last: f32 = trainer.model().layer.weight.val().square().sum().into_scalar();
     assert!(norms.len() == 2 && norms[0] != norms[1] && norms[1] == last, "{norms:?}");
     assert!(folder.path().join("checkpoints/best").exists());
-}
-
-#[test]
-fn samples_are_counted_where_a_source_has_no_statistics() {
-    let progress = kiln_runs::Progress::new(false);
-    let data = data(3);
-    let watched = WatchedData::new(&data, &progress);
-    let read = kiln_training::TrainingData::train(&watched).epoch(0, 1).count();
-    assert_eq!(read, 2);
 }

@@ -44,11 +44,14 @@ impl Metric {
     }
 
     /// The mean of the F1 scores of all classes that occur in the data set or in the predictions (macro F1): of `logits_bc` `[B, C]` the
-    /// largest is the prediction, `targets_b` `[B]` has the classes.
+    /// largest is the prediction, `targets_b` `[B]` has the classes. A sample whose class is none of them, as -100, does not count.
     pub fn macro_f1(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>) -> Self {
-        let classes = logits_bc.dims()[1];
-        let one_hot = |classes_b: Tensor<1, Int>| classes_b.one_hot::<2>(classes).float();
-        let (predicted_bc, true_bc) = (one_hot(logits_bc.argmax(1).squeeze_dim(1)), one_hot(targets_b));
+        let [samples, classes] = logits_bc.dims();
+        let ids_bc = Tensor::<1, Int>::arange(0..classes as i64, &logits_bc.device()).unsqueeze_dim::<2>(0);
+        let ids_bc = ids_bc.expand([samples, classes]);
+        let is_bc = |classes_b1: Tensor<2, Int>| classes_b1.expand([samples, classes]).equal(ids_bc.clone()).float();
+        let true_bc = is_bc(targets_b.unsqueeze_dim(1));
+        let predicted_bc = is_bc(logits_bc.argmax(1)) * true_bc.clone().sum_dim(1);
         let of_classes = |counts_bc: Tensor<2>| counts_bc.sum_dim(0).squeeze_dim::<1>(0);
         let both_bc = predicted_bc.clone() * true_bc.clone();
         let sums = Tensor::cat(vec![of_classes(both_bc), of_classes(predicted_bc), of_classes(true_bc)], 0);
@@ -158,6 +161,12 @@ mod tests {
         assert!((whole[0].1 - 2.0 / 3.0).abs() < 1e-12, "{whole:?}");
         // Positives 3, 0.4 and 0.2 against 1, 0.2 and 0: 3 + 2 + 1.5 of 9 pairs.
         assert!((whole[1].1 - 6.5 / 9.0).abs() < 1e-6, "{whole:?}");
+        // Labels of no class, and logits of a single one.
+        let logits_bc = Tensor::<2>::from_data([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], &device);
+        let f1 = Metric::macro_f1(logits_bc, Tensor::from_data([0, -100, 255], &device));
+        assert_eq!(Metrics::new().with("f1", f1).read().unwrap().finish(), [("f1", 1.0)]);
+        let f1 = Metric::macro_f1(Tensor::zeros([2, 1], &device), Tensor::from_data([0, 0], &device));
+        assert_eq!(Metrics::new().with("f1", f1).read().unwrap().finish(), [("f1", 1.0)]);
         for cut in 1..6 {
             let mut totals = Totals::default();
             totals.add(of(0..cut));

@@ -18,8 +18,8 @@ pub(super) fn roc_auc(scores: &[f64], positive: &[f64]) -> f64 {
     let mut ranked: Vec<(f64, f64)> = scores.iter().copied().zip(positive.iter().copied()).collect();
     let key = |score: f64| if score.is_nan() { f64::NEG_INFINITY } else { score };
     ranked.sort_by(|(a, _), (b, _)| key(*a).total_cmp(&key(*b)));
-    let positives: f64 = positive.iter().sum();
-    let negatives = positive.len() as f64 - positives;
+    let positives: f64 = ranked.iter().map(|(_, positive)| positive).sum();
+    let negatives = ranked.len() as f64 - positives;
     let (mut ranks, mut below) = (0.0, 0.0);
     for equal in ranked.chunk_by(|(a, _), (b, _)| key(*a) == key(*b)) {
         let mean_rank = below + (equal.len() as f64 + 1.0) / 2.0;

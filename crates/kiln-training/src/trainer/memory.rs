@@ -20,7 +20,7 @@ impl<T: Task> Trainer<T> {
     /// a page of kiln-report.
     ///
     /// # Errors
-    /// [`Error::Predict`].
+    /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
     pub fn memory_report(&self, title: impl Into<String>) -> Result<MemoryReport, Error> {
         let mut report = MemoryReport::new(title);
         let facts = |plan: &StepPlan| {

@@ -7,13 +7,13 @@ use kiln_data::{
     DocumentBatch, Documents, Loader, Order, RecordEncoder, Records, Remainder, TextTokens, TokenBatch, Tokenizer,
     TrainTest, has_records, printable,
 };
+use kiln_report::counted;
 
 use super::settings::GptSettings;
 use crate::fixtures;
 use crate::host::cache_directory;
 use crate::pipelines::settings::RunSettings;
 use crate::usage::Usage;
-use kiln_report::counted;
 
 /// Batches of documents that are sorted by length together.
 const POOL: usize = 16;

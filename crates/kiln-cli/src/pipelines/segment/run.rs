@@ -3,6 +3,7 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{TileSet, printable};
+use kiln_report::counted;
 use kiln_training::{Error, InitialValues, Passes};
 
 use super::data::{TileSets, loaders, test_loader};
@@ -14,7 +15,6 @@ use super::task::{Segment, segment};
 use crate::device;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
 use crate::usage::Usage;
-use kiln_report::counted;
 
 /// The run of the settings on `tiles` of `data`, and its device.
 ///
