@@ -51,7 +51,11 @@ pub(crate) fn build<P: Pipeline>(
     let exact = setup.settings.run.exact;
     let builder = divided(builder, &setup.settings.run, device, communicator)?;
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
-    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes, exact))?;
+    let trainer = builder.build(device, &sample).map_err(|error| {
+        let plain = device.clone().inner();
+        let devices = [plain.clone(), plain.autodiff()];
+        named(refused(error, loader_bytes, exact), &devices, setup.settings.run.own_device())
+    })?;
     if let Some(plan) = trainer.plan() {
         setup.note(plan, trainer.budget_bytes());
     }
@@ -147,6 +151,15 @@ fn warn_of_patience<P: Pipeline>(setup: &Setup<P>) {
             "--patience {patience} ends no run of {}; --evaluate-every N has more of them",
             counted(evaluations, "evaluation")
         );
+    }
+}
+
+/// Calls the device in an error as the command line does.
+fn named(error: anyhow::Error, devices: &[Device], name: &str) -> anyhow::Error {
+    let text = format!("{error:#}");
+    match devices.iter().map(|device| format!("{device:?}")).rfind(|debug| text.contains(debug)) {
+        Some(debug) => anyhow!("{}", text.replace(&debug, name)),
+        None => error,
     }
 }
 

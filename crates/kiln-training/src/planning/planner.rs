@@ -276,9 +276,15 @@ impl Planner {
     /// # Errors
     /// [`Error::NoPrecision`], [`Error::Predict`].
     pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
+        self.predict_without(0, plan)
+    }
+
+    /// Predicts as [`predict`](Self::predict), without `context_bytes` of what a device has beside its pools.
+    pub(crate) fn predict_without(&self, context_bytes: u64, plan: &StepPlan) -> Result<Prediction, Error> {
         let planner = self.planner_for(plan);
-        let profile = self.profile(plan.micro_batch, plan.batch);
-        planner.step_in(plan.precision)?.predict(&plan.checkpoints, plan.micro_batch, plan.batch, profile)
+        let mut profile = self.profile(plan.micro_batch, plan.batch).clone();
+        profile.fixed_bytes = profile.fixed_bytes.saturating_sub(context_bytes);
+        planner.step_in(plan.precision)?.predict(&plan.checkpoints, plan.micro_batch, plan.batch, &profile)
     }
 
     /// The fastest plan for one micro-batch: plain if that fits, else the solver's plan.

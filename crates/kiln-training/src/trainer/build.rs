@@ -162,6 +162,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         }
         let fixed = self.memory.exact && cuts != Cuts::KeepBits;
         let recovery = self.recovery(&site, micro_batch, plans.len(), fixed)?;
+        let context_bytes = self.context_bytes(&site, planner.as_ref());
         let mut trainer = Trainer {
             task: self.task,
             run,
@@ -177,6 +178,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             plan,
             limit: site.limit(),
             beside: site.beside,
+            context_bytes,
             meter: watch.meter().cloned(),
             watch,
             growth: None,
@@ -321,15 +323,19 @@ impl<T: Task> TrainerBuilder<'_, T> {
         }
     }
 
+    /// Bytes of a GPU's context and kernels, which are outside of the pages of its pools.
+    fn context_bytes(&self, site: &Site, planner: Option<&Planner>) -> u64 {
+        let planner = planner.filter(|_| !site.on_heap);
+        planner.map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes())
+    }
+
     fn watch(&mut self, site: &Site, planner: Option<&Planner>) -> Arc<Watch> {
         let plain = site.device.clone().inner();
         if self.allocator.is_some() {
             warm_threads(&plain);
         }
         let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
-        // A GPU's context and kernels are outside of the pages of its pools.
-        let outside = planner.filter(|_| !site.on_heap);
-        let outside = outside.map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes());
+        let outside = self.context_bytes(site, planner);
         let limit = site.limit().map(|limit| limit.saturating_sub(outside));
         Watch::new(plain, meter, limit, self.observers.guard.take())
     }

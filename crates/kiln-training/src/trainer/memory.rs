@@ -9,11 +9,11 @@ use crate::planning::{MemoryBudget, StageLoad, StagePlan, StepPlan};
 use crate::task::Task;
 
 impl<T: Task> Trainer<T> {
-    /// The predicted peak of a step in this process, if steps were planned. On the CPU device it is that of all replicas in the process,
-    /// because they share its heap.
+    /// The predicted peak of a step that a meter measures, if steps were planned: of the plan's bytes those in the pools of a GPU, without its
+    /// context. On the CPU device it is that of all replicas in the process, because they share its heap.
     pub fn predicted_peak(&self) -> Option<u64> {
         let sharing = self.replicas_on_heap() as u64;
-        self.plan().map(|plan| plan.peak_bytes.saturating_mul(sharing))
+        self.plan().map(|plan| plan.peak_bytes.saturating_sub(self.context_bytes).saturating_mul(sharing))
     }
 
     /// The predicted memory of a step, beside that of the step that [`measure_step`](Self::measure_step) named. The report is text, JSON, or
@@ -39,7 +39,11 @@ impl<T: Task> Trainer<T> {
         }
         // Operations of stages that work concurrently have no common order.
         if let (Some(plan), None) = (self.plan(), self.stage_plan().filter(|plan| plan.layout.stages() > 1)) {
-            report = report.with_prediction(self.predict(plan.batch)?);
+            let planner = self.planner.as_ref().ok_or(Error::NoPrediction)?;
+            report = report.with_prediction(planner.predict_without(self.context_bytes, plan)?);
+        }
+        if self.context_bytes > 0 {
+            report = report.with_fact("beside the pools", format!("{} of context", ByteSize(self.context_bytes)));
         }
         let free = MemoryBudget::FractionOfFree(1.0).bytes(&self.device().clone().inner()).ok();
         let held = self.meter().map_or(0, |meter| meter.live_bytes());

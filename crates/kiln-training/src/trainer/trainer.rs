@@ -69,6 +69,8 @@ pub struct Trainer<T: Task> {
     pub(super) planner: Option<Planner>,
     pub(super) plan: Option<RunPlan>,
     pub(super) limit: Option<u64>,
+    /// Bytes of a GPU's context, which no meter sees.
+    pub(super) context_bytes: u64,
     /// Bytes of a budget that are for the process beside a step.
     pub(super) beside: u64,
     pub(super) meter: Option<Meter>,
