@@ -73,7 +73,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         padding: 1,
     };
     let heads = context.pick([8, 256, 64], [4, 32, 16], [2, 8, 8]);
-    for precision in Precision::ALL {
+    for precision in context.able(&Precision::ALL) {
         for sizes in [[side, side, side], [77, 130, 33]] {
             context.part(&format!("{precision} matmul"), 2, |context| products(context, precision, sizes));
         }

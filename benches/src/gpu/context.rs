@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use burn::tensor::Device;
+use kiln_precision::Precision;
 
 use super::arguments::GpuArguments;
 use super::commands::wait_for;
@@ -69,6 +70,12 @@ impl Context {
             Size::Small => small,
             Size::Quick => quick,
         }
+    }
+
+    /// The precisions of `wanted` that the device computes in.
+    pub(crate) fn able(&self, wanted: &[Precision]) -> Vec<Precision> {
+        let is_able = |precision: &Precision| self.device.supports_dtype(precision.dtype());
+        wanted.iter().copied().filter(is_able).collect()
     }
 
     pub(crate) fn on_cuda(&self) -> bool {

@@ -110,7 +110,7 @@ fn compare(context: &mut Context, pipeline: &str, folder: &Path, limit: Duration
     let output = wait_for(&mut command("flex", &request(Precision::F32, 0))?, left())?;
     ensure!(output.status.success(), "no initial weights: {}", String::from_utf8_lossy(&output.stderr));
 
-    for precision in Precision::ALL {
+    for precision in context.able(&Precision::ALL) {
         let what = format!("{pipeline} in {precision}");
         let limit = left();
         let mut reference = command("flex", &request(precision, steps))?;

@@ -24,7 +24,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     let profile = kiln_cli::profile::of(&context.device, &context.name)?;
     context.record.note(format!("profile: {}", serde_json::to_string(&profile)?));
     let precisions = context.pick(vec![Precision::F32, Precision::BF16], vec![Precision::F32], vec![Precision::F32]);
-    for precision in precisions {
+    for precision in context.able(&precisions) {
         context.part(&format!("decoder in {precision}"), 5, |context| {
             let text = Text::new(context, 1024);
             let sizes = context.pick(vec![2, 4, 8], vec![8, 32], vec![64]);

@@ -23,12 +23,12 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     let profile = kiln_cli::profile::of(&context.device, &context.name)?;
     // PyTorch's limit is one of its allocator, so that neither side includes the driver's context.
     let limit = Limit { bytes: cases.limit, profile: BackendProfile { fixed_bytes: 0, ..profile } };
-    let precisions = [Precision::BF16, Precision::F32];
+    let precisions = context.able(&[Precision::BF16, Precision::F32]);
     let (resnet, gpt) = (cases.images.network().clipped(IMAGES_CLIP), cases.text.network().clipped(TEXT_CLIP));
 
     // The sizes that other items have tuned are first.
     for index in 0..cases.image_batches.len().max(cases.text_batches.len()) {
-        for precision in precisions {
+        for precision in precisions.clone() {
             if let Some(size) = cases.text_batches.get(index) {
                 speed(context, &gpt, precision, *size);
             }
@@ -38,8 +38,8 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         }
     }
     let (images, text) = (cases.images.on_burns_layers(), cases.text.on_burns_layers());
-    speed(context, &text.network().clipped(TEXT_CLIP), Precision::BF16, cases.text_batches[0]);
-    speed(context, &images.network().clipped(IMAGES_CLIP), Precision::BF16, cases.image_batches[0]);
+    speed(context, &text.network().clipped(TEXT_CLIP), precisions[0], cases.text_batches[0]);
+    speed(context, &images.network().clipped(IMAGES_CLIP), precisions[0], cases.image_batches[0]);
     if context.warm {
         return Ok(());
     }

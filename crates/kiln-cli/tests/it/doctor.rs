@@ -41,12 +41,16 @@ fn a_run_says_how_it_ended() {
         fs::write(run.join("status.json"), status).unwrap();
         stdout(folder.path(), &["doctor", "gpt-001"])
     };
-    let failed = said(
-        r#"{"state": "failed", "detail": "step 3: can't allocate buffer of size: 1099511627776", "results": {"peak_bytes": 5368709120}}"#,
-    );
+    let of = |command: &str| {
+        said(&format!(
+            r#"{{"state": "failed", "command": "{command}", "detail": "step 3: can't allocate buffer of size: 1099511627776", "results": {{"peak_bytes": 5368709120}}}}"#
+        ))
+    };
+    let failed = of("gpt");
     for part in ["gpt-001 failed at step 0: step 3", "1.0 TiB", "measured peak", "5.0 GiB", "--resume RUN"] {
         assert!(failed.contains(part), "{part}: {failed}");
     }
+    assert!(of("").contains("start the program again, with_memory(SIZE)"));
     assert!(said(r#"{"state": "running"}"#).contains("ended from outside"));
     assert!(said(r#"{"state": "finished", "results": {"failed_attempts": 2}}"#).contains("2 attempts found no memory"));
     assert!(said(r#"{"state": "finished"}"#).contains("No attempt was short of memory."));
