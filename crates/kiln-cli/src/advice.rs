@@ -44,10 +44,11 @@ fn of_batch(error: &DataError, budgets: &str) -> Option<String> {
     }
 }
 
-/// Changes of the run that a reader of a report can make. Empty if the run's steps were not predicted.
+/// Changes of the run that a reader of a report can make, whose peaks are those that a meter sees. Empty if the run's steps were not predicted.
 pub(crate) fn suggestions<T: Task>(trainer: &Trainer<T>) -> Vec<Suggestion> {
     let Some(plan) = trainer.plan() else { return vec![] };
-    let (before, limit) = (plan.peak_bytes, trainer.limit_bytes());
+    let seen = |bytes: u64| bytes.saturating_sub(trainer.context_bytes());
+    let (before, limit) = (seen(plan.peak_bytes), trainer.limit_bytes().map(seen));
     let remedies = match trainer.remedies() {
         Ok(remedies) => remedies,
         Err(error) => {
@@ -55,10 +56,10 @@ pub(crate) fn suggestions<T: Task>(trainer: &Trainer<T>) -> Vec<Suggestion> {
             return vec![];
         }
     };
-    remedies.iter().map(|remedy| suggestion(remedy, before, limit)).collect()
+    remedies.iter().map(|remedy| suggestion(remedy, (before, seen(remedy.plan.peak_bytes)), limit)).collect()
 }
 
-fn suggestion(remedy: &Remedy, before: u64, limit: Option<u64>) -> Suggestion {
+fn suggestion(remedy: &Remedy, (before, after): (u64, u64), limit: Option<u64>) -> Suggestion {
     let Remedy { change, plan, relative_time, .. } = remedy;
     let micro_batch = format!("--micro-batch {}", plan.micro_batch);
     let checkpointing = format!("--checkpointing {}", quoted(&plan.checkpoints.to_string()));
@@ -87,7 +88,7 @@ fn suggestion(remedy: &Remedy, before: u64, limit: Option<u64>) -> Suggestion {
             (format!("optimizer {optimizer}"), option, "other numbers: compare the loss")
         }
     };
-    let suggestion = Suggestion::new(name, before, plan.peak_bytes).with_relative_time(*relative_time);
+    let suggestion = Suggestion::new(name, before, after).with_relative_time(*relative_time);
     let suggestion = suggestion.with_option(option).with_note(note);
     let suggestion = match limit {
         Some(limit) => suggestion.with_limit(limit),

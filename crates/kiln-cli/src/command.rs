@@ -74,7 +74,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.chain().any(is_mistake) { 2 } else { 1 })
 }
 
-fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
+pub(crate) fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<Usage>()
         || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
         || matches!(

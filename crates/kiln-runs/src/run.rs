@@ -11,7 +11,7 @@ use burn::module::Module;
 use bytesize::ByteSize;
 use kiln_data::printable;
 use kiln_report::{MemoryPage, Samples, counted};
-use kiln_training::{Checkpoints, Finish, MemoryReport, Task, Trainer, TrainingData};
+use kiln_training::{Checkpoints, Finish, MemoryReport, StoreConfig, Task, Trainer, TrainingData};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -88,8 +88,9 @@ impl Run {
             trainer.set_checkpoints(Checkpoints::new(self.path.join(CHECKPOINTS), KEPT)?);
         }
         let total_steps = trainer.set_data(data.train())?;
-        // The run in a store is after its last step already. Its checkpoints say what was due.
-        if trainer.state().step == 0 || trainer.streamed().is_some() {
+        // The run in a store on disk is after its last step already. Its checkpoints say what was due.
+        let in_directory = matches!(trainer.store(), Some(StoreConfig::Directory(_)));
+        if trainer.state().step == 0 || in_directory {
             let before = trainer.resume()?;
             if let (Some(checkpoint), 1..) = (before, trainer.state().step) {
                 self.say(&[format!("going on from {}", printable(&checkpoint))]);

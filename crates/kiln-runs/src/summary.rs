@@ -121,7 +121,7 @@ impl RunSummary {
 
 /// The notes of the processes that worked on a run. Another program may have a file of this name, too.
 fn noted(path: &Path) -> Option<Status> {
-    Status::read(path).filter(|status| !status.sessions.is_empty())
+    Status::read(path).filter(|status| !status.sessions.is_empty() || !status.recipe.is_empty())
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl BestConfig {
     }
 
     /// Multiplies the learning rate by `factor` after this many evaluations in a row without a better value, and after each as many more: as
-    /// `ReduceLROnPlateau` of PyTorch and Keras do. It needs a schedule that is no scheduler of burn.
+    /// `ReduceLROnPlateau` of Keras does, and PyTorch's with a patience of one less. It needs a schedule that is no scheduler of burn.
     #[must_use]
     pub fn with_reduction(self, evaluations: u64, factor: f64) -> Self {
         Self { reduction: Some((evaluations, factor)), ..self }

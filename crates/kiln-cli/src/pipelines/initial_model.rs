@@ -1,6 +1,6 @@
 //! The initial model of a run: its shapes, and the weights that its settings name.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use kiln_data::printable;
 use kiln_memory::is_capture;
 use kiln_models::{Error, Matched, SafetensorsModel};
-use kiln_runs::CHECKPOINTS;
+use kiln_runs::{CHECKPOINTS, Status};
 use kiln_training::{Checkpoints, InitialValues};
 
 use super::compression::{BaseValues, CompressionSettings, four_bits};
@@ -42,6 +42,8 @@ pub(super) struct InitialModel {
     init: Option<PathBuf>,
     /// Whether a checkpoint already has the weights.
     weights_in_checkpoint: bool,
+    /// Where the weights are, once that was asked.
+    weights: OnceCell<Weights>,
     taken: Taken,
     base: BaseValues,
 }
@@ -52,6 +54,7 @@ impl InitialModel {
             compression: compression.cloned(),
             init: run.init.clone(),
             weights_in_checkpoint: run.weights_in_checkpoint,
+            weights: OnceCell::new(),
             taken: Taken::default(),
             base: match run.weights_in_checkpoint {
                 true => BaseValues::Checkpoint,
@@ -73,17 +76,24 @@ impl InitialModel {
     /// Gives `model` the shapes and the weights that its compression says. On the device that records steps it loads no weights.
     pub(super) fn load<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
         let model = shaped(model, self.compression.as_ref())?;
+        if is_capture(device) {
+            return Ok(model);
+        }
         match self.weights()? {
-            Some(Weights::Checkpoint(path)) if !is_capture(device) => {
-                load_any(model, &path).map_err(|error| InitError::Weights(format!("{error:#}")))
+            Some(Weights::Checkpoint(path)) => {
+                load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))
             }
             _ => Ok(model),
         }
     }
 
-    /// The initial weights that are in no checkpoint of the run yet.
-    fn weights(&self) -> Result<Option<Weights>, InitError> {
-        self.init.as_deref().filter(|_| !self.weights_in_checkpoint).map(Weights::at).transpose()
+    /// The initial weights that are in no checkpoint of the run yet. Where they are is decided once: the other run may go on meanwhile.
+    fn weights(&self) -> Result<Option<&Weights>, InitError> {
+        let Some(init) = self.init.as_deref().filter(|_| !self.weights_in_checkpoint) else { return Ok(None) };
+        if self.weights.get().is_none() {
+            let _ = self.weights.set(Weights::at(init)?);
+        }
+        Ok(self.weights.get())
     }
 
     /// Adds the tensors of the file that the settings name, without those of weights that become codes.
@@ -123,9 +133,7 @@ impl Weights {
         let file = [MODEL, INDEX].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
         match file {
             // A run that went on after it wrote the file, and has not ended again.
-            Some(file) if newest(path).is_some_and(|newest| is_newer(&newest, &file)) => {
-                Ok(Self::Checkpoint(path.to_owned()))
-            }
+            Some(_) if went_on(path) => Ok(Self::Checkpoint(path.to_owned())),
             Some(file) => Ok(Self::File(file)),
             None if !path.is_dir() => Ok(Self::File(path.to_owned())),
             None if [MANIFEST, CHECKPOINTS].iter().any(|name| path.join(name).exists()) => {
@@ -140,15 +148,11 @@ impl Weights {
     }
 }
 
-/// The newest checkpoint of a run.
-fn newest(run: &Path) -> Option<PathBuf> {
-    Checkpoints::new(run.join(CHECKPOINTS), 1).ok()?.newest().ok()?
-}
-
-/// Whether a checkpoint was written after a file.
-fn is_newer(checkpoint: &Path, file: &Path) -> bool {
-    let written = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    written(&checkpoint.join(MANIFEST)) > written(file)
+/// Whether a run has a checkpoint of a later step than its file of weights.
+fn went_on(run: &Path) -> bool {
+    let ended = || Status::read(run)?.results["steps"].as_u64();
+    let newest = || Checkpoints::new(run.join(CHECKPOINTS), 1).ok()?.newest_step().ok()?;
+    matches!((newest(), ended()), (Some(newest), Some(ended)) if newest > ended)
 }
 
 /// Adds the option that makes the model fit to an error of a file that does not fit.

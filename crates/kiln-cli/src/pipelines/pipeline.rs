@@ -107,7 +107,8 @@ pub fn parse<P: Pipeline>(tables: Table, origin: &str) -> Result<SettingsOf<P>, 
 /// Moves settings of older runs to where they are today: initial weights were a part of the compression.
 pub fn moved(tables: &mut Table) {
     let older = tables.get_mut("compression").and_then(|table| table.as_table_mut()?.remove("weights"));
-    if let (Some(weights), Some(toml::Value::Table(run))) = (older, tables.get_mut("run")) {
+    let Some(weights) = older else { return };
+    if let toml::Value::Table(run) = tables.entry("run").or_insert_with(|| Table::new().into()) {
         run.entry("init").or_insert(weights);
     }
 }

@@ -167,10 +167,9 @@ fn judged<P: Pipeline>(settings: &SettingsOf<P>) -> Option<BestConfig> {
     }
     let patience = settings.run.patience.filter(|patience| *patience > 0);
     let config = BestConfig::new(P::METRIC, P::GOAL).with_patience(patience);
-    Some(match settings.run.reduce_after {
-        Some(evaluations @ 1..) => config.with_reduction(evaluations, REDUCTION),
-        _ => config,
-    })
+    // A run that no longer reduces its rate keeps the reductions that it had.
+    let evaluations = settings.run.reduce_after.filter(|evaluations| *evaluations > 0).unwrap_or(u64::MAX);
+    Some(config.with_reduction(evaluations, REDUCTION))
 }
 
 impl<P: Pipeline> Run<P> {

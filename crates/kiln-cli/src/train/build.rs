@@ -13,6 +13,7 @@ use kiln_training::{StoreConfig, Trainer, TrainerBuilder, Warmup};
 
 use super::resume::{adjust, plans_again};
 use crate::cli::CallArgs;
+use crate::command::is_mistake;
 use crate::interrupt::Interrupt;
 use crate::pipelines::{Pipeline, Run, SettingsOf, Setup, divided};
 use crate::usage::Usage;
@@ -158,6 +159,7 @@ fn warn_of_patience<P: Pipeline>(setup: &Setup<P>) {
 fn named(error: anyhow::Error, devices: &[Device], name: &str) -> anyhow::Error {
     let text = format!("{error:#}");
     match devices.iter().map(|device| format!("{device:?}")).rfind(|debug| text.contains(debug)) {
+        Some(debug) if error.chain().any(is_mistake) => Usage(text.replace(&debug, name)).into(),
         Some(debug) => anyhow!("{}", text.replace(&debug, name)),
         None => error,
     }
@@ -169,9 +171,8 @@ fn tell_of_warmup<P: Pipeline>(setup: &Setup<P>) {
     if let (Warmup::Steps(steps), 0) = (schedule.warmup, setup.settings.run.replica.index())
         && steps > total
     {
-        let highest = schedule.rate(total - 1, total);
         tracing::info!(
-            "the warm-up of {steps} steps does not end in this run: its highest learning rate is {highest:.1e} (--warmup)"
+            "the warm-up of {steps} steps does not end in this run: its learning rate stays below the highest (--warmup)"
         );
     }
 }

@@ -106,7 +106,8 @@ pub(super) fn note_changes<P: Pipeline>(
         tracing::info!("{change}");
     }
     let of_rate = |change: &Change| {
-        change.setting.starts_with("schedule.") || ["run.max_steps", "run.epochs"].contains(&change.setting.as_str())
+        change.setting.starts_with("schedule.")
+            || ["run.max_steps", "run.epochs", "run.reduce_after"].contains(&change.setting.as_str())
     };
     if changes.iter().any(of_rate) && trainer.total_steps().is_some_and(|total| state.position() < total) {
         tracing::info!("learning rate of step {}: {:.2e}", state.next_step(), trainer.learning_rate()?);

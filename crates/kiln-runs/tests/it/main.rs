@@ -171,6 +171,14 @@ fn an_error_stands_in_the_report_and_reaches_the_caller() {
     assert_eq!(RunSummary::read(folder.path()).unwrap().state, State::Failed);
     assert!(read(&folder.path().join("report.html")).contains("expected a finite number"));
 
+    // Also one in the first step, before which nothing was noted.
+    let first = tempfile::tempdir().unwrap();
+    let mut trainer = built(builder());
+    let nan = vec![TensorData::new(vec![f32::NAN; 32], [8, 4]); 2];
+    Run::at(first.path()).quiet().fit(&mut trainer, &nan).unwrap_err();
+    assert_eq!(RunSummary::read(first.path()).unwrap().state, State::Failed);
+    assert!(read(&first.path().join("report.html")).contains("expected a finite number"));
+
     // Metrics that cannot be written end the run, too: its checkpoints would be ahead of them.
     let blocked = tempfile::tempdir().unwrap();
     let seen: Rc<RefCell<Vec<u64>>> = Rc::default();

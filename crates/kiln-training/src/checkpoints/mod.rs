@@ -155,7 +155,10 @@ impl Checkpoints {
     }
 
     /// The step of the newest whole checkpoint.
-    pub(crate) fn newest_step(&self) -> Result<Option<u64>, Error> {
+    ///
+    /// # Errors
+    /// Those of [`newest`](Self::newest).
+    pub fn newest_step(&self) -> Result<Option<u64>, Error> {
         Ok(self.newest()?.and_then(|path| step(&path)))
     }
 

@@ -24,7 +24,7 @@ enum Parts {
     /// Sums, of which `finish` makes the value.
     Sums { sums: Tensor<1>, finish: fn(&[f64]) -> f64 },
     /// Two values for each sample, of which `finish` makes the value, for all samples of the data set.
-    Samples { values: [Tensor<1>; 2], finish: fn(&[f64], &[f64]) -> f64 },
+    Samples { values: Box<[Tensor<1>; 2]>, finish: fn(&[f64], &[f64]) -> f64 },
 }
 
 impl Metric {
@@ -62,7 +62,7 @@ impl Metric {
     /// `scores_b` `[B]`; equal ones count half (Fawcett 2006). NaN without a positive or without a negative sample in the data set. All scores
     /// are kept on the host until the end of the evaluation, 16 bytes a sample.
     pub fn roc_auc(scores_b: Tensor<1>, positive_b: Tensor<1, Bool>) -> Self {
-        Self(Parts::Samples { values: [scores_b, positive_b.float()], finish: ranked::roc_auc })
+        Self(Parts::Samples { values: Box::new([scores_b, positive_b.float()]), finish: ranked::roc_auc })
     }
 }
 
@@ -103,8 +103,8 @@ impl Metrics {
             let total = match parts {
                 Parts::Mean { sum, count, finish } => Total::Mean { sum: values(&sum)?.iter().sum(), count, finish },
                 Parts::Sums { sums, finish } => Total::Sums { sums: values(&sums)?, finish },
-                Parts::Samples { values: [first, second], finish } => {
-                    Total::Samples { values: [values(&first)?, values(&second)?], finish }
+                Parts::Samples { values: pair, finish } => {
+                    Total::Samples { values: [values(&pair[0])?, values(&pair[1])?], finish }
                 }
             };
             Ok((name, total))

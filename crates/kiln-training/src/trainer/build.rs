@@ -326,7 +326,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// Bytes of a GPU's context and kernels, which are outside of the pages of its pools.
     fn context_bytes(&self, site: &Site, planner: Option<&Planner>) -> u64 {
         let planner = planner.filter(|_| !site.on_heap);
-        planner.map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes())
+        planner.map_or(0, |planner| planner.profile.fixed_bytes.saturating_sub(self.task.resident_bytes()))
     }
 
     fn watch(&mut self, site: &Site, planner: Option<&Planner>) -> Arc<Watch> {

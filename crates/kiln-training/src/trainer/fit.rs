@@ -175,7 +175,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         let epoch_ends = at.batch >= self.data.train().batches();
         let ends = epoch_ends || at.position() >= self.total;
         let evaluates = ends || every.evaluates_at(at.step);
-        let mut improved = false;
+        let (mut improved, before) = (false, self.trainer.progress);
         if let (Some(test), true) = (self.data.test(), evaluates) {
             let evaluation = self.trainer.evaluate(test)?;
             improved = self.trainer.judge(&evaluation)?;
@@ -186,9 +186,12 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         let judged = evaluates && self.trainer.checkpoints.best.is_some();
         let improved = judged && self.anywhere(improved)?;
         let over = judged && self.anywhere(self.trainer.is_over())?;
-        if judged && self.anywhere(self.trainer.reduces())? {
-            self.trainer.run.state.reductions += 1;
-            let (without, reductions) = (self.trainer.progress.without_improvement, self.trainer.run.state.reductions);
+        // An evaluation that is repeated does not count twice.
+        let counts = self.trainer.progress != before;
+        if judged && self.anywhere(counts && self.trainer.reduces())? {
+            let reductions = self.trainer.run.state.reductions.saturating_add(1);
+            self.trainer.run.state.reductions = reductions;
+            let without = self.trainer.progress.without_improvement;
             tracing::info!(
                 "step {}: learning rate reduced, {reductions} times by now: {without} evaluations without a better one",
                 at.step
@@ -224,7 +227,11 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     /// Calls the observers, and returns whether one of them asks to stop.
     fn tell(&mut self, event: &Event) -> bool {
         let (observers, model) = (&mut self.trainer.observers, &self.trainer.run.model);
-        observers.iter_mut().fold(false, |stop, observer| observer(event, model).is_break() || stop)
+        let mut stop = false;
+        for observer in observers {
+            stop |= observer(event, model).is_break(); // all of them see it
+        }
+        stop
     }
 
     /// Saves the run by `save` if it has checkpoints, and returns whether the observer asks to stop.

@@ -34,7 +34,7 @@ impl<T: Task> Trainer<T> {
         for (fact, value) in self.plan().map(facts).into_iter().flatten() {
             report = report.with_fact(fact, value);
         }
-        for (name, value) in self.stage_plan().into_iter().flat_map(held) {
+        for (name, value) in self.stage_plan().into_iter().flat_map(|plan| held(plan, self.context_bytes)) {
             report = report.with_fact(name, value);
         }
         // Operations of stages that work concurrently have no common order.
@@ -47,7 +47,8 @@ impl<T: Task> Trainer<T> {
         }
         let free = MemoryBudget::FractionOfFree(1.0).bytes(&self.device().clone().inner()).ok();
         let held = self.meter().map_or(0, |meter| meter.live_bytes());
-        let report = report.with_limit(self.limit_bytes()).with_available(free.map(|free| free + held));
+        let limit = self.limit_bytes().map(|limit| limit.saturating_sub(self.context_bytes));
+        let report = report.with_limit(limit).with_available(free.map(|free| free + held));
         Ok(match self.measured() {
             Some(measured) => report.with_measured(measured),
             None => report,
@@ -55,14 +56,14 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// The predicted memory of each device: a line for each stage.
-fn held(plan: &StagePlan) -> Vec<(String, String)> {
+/// The predicted memory of each device without its context: a line for each stage.
+fn held(plan: &StagePlan, context_bytes: u64) -> Vec<(String, String)> {
     let line = |(stage, load): (usize, &StageLoad)| {
         let what = if plan.layout.stages() > 1 { format!("stage {stage}") } else { "each replica".to_owned() };
         let held = &load.estimate;
         let value = format!(
             "peak {}: parameters {}, gradients {}, optimizer state {}, activations {} x {}",
-            ByteSize(load.peak_bytes),
+            ByteSize(load.peak_bytes.saturating_sub(context_bytes)),
             ByteSize(held.parameter_bytes),
             ByteSize(held.gradient_bytes),
             ByteSize(held.optimizer_bytes),

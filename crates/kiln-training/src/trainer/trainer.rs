@@ -172,6 +172,16 @@ impl<T: Task> Trainer<T> {
         self.growth.as_ref()
     }
 
+    /// The place of parameters, gradients and optimizer state, if they are in a store.
+    pub fn store(&self) -> Option<&StoreConfig> {
+        self.store.as_ref()
+    }
+
+    /// Bytes of a GPU's context, which are in a plan's peak and in [`limit_bytes`](Self::limit_bytes), and which no meter sees. 0 on the CPU.
+    pub fn context_bytes(&self) -> u64 {
+        self.context_bytes
+    }
+
     /// The number of replicas, this one included.
     pub fn replicas(&self) -> usize {
         self.run.group.replicas()
