@@ -8,8 +8,7 @@ use clap::Subcommand;
 use kiln_data::printable;
 
 use crate::cli::Command;
-use crate::pipelines::InitError;
-use crate::usage::Usage;
+use crate::mistake::is_mistake;
 use crate::{advice, compress, doctor, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train};
 
 /// Runs `command`.
@@ -72,34 +71,4 @@ fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
 /// 2 for an error in the call or the configuration, 1 for any other failure.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.chain().any(is_mistake) { 2 } else { 1 })
-}
-
-pub(crate) fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
-    cause.is::<Usage>()
-        || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
-        || matches!(
-            cause.downcast_ref(),
-            Some(kiln_training::Error::InvalidSetting { .. } | kiln_training::Error::UnknownPath { .. })
-        )
-        || matches!(
-            cause.downcast_ref(),
-            Some(kiln_training::Error::Parallel(kiln_parallel::Error::InvalidSetting { .. }))
-        )
-        || cause.downcast_ref().is_some_and(of_model)
-        || cause.downcast_ref().is_some_and(of_compression)
-        || match cause.downcast_ref() {
-            Some(InitError::Model(error)) => of_model(error),
-            Some(InitError::Compression(error)) => of_compression(error),
-            _ => false,
-        }
-}
-
-fn of_model(error: &kiln_models::Error) -> bool {
-    use kiln_models::Error::{InvalidConfig, InvalidInput, UnknownModel};
-    matches!(error, InvalidConfig { .. } | InvalidInput { .. } | UnknownModel { .. })
-}
-
-fn of_compression(error: &kiln_compression::Error) -> bool {
-    use kiln_compression::Error::{BudgetTooSmall, InvalidSetting, UnknownParameter};
-    matches!(error, InvalidSetting { .. } | UnknownParameter { .. } | BudgetTooSmall { .. })
 }

@@ -25,6 +25,7 @@ pub mod libdevice;
 mod load;
 mod log;
 mod memory;
+mod mistake;
 mod models;
 pub mod output;
 mod outputs;

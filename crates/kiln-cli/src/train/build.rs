@@ -13,8 +13,8 @@ use kiln_training::{StoreConfig, Trainer, TrainerBuilder, Warmup};
 
 use super::resume::{adjust, plans_again};
 use crate::cli::CallArgs;
-use crate::command::is_mistake;
 use crate::interrupt::Interrupt;
+use crate::mistake::is_mistake;
 use crate::pipelines::{Pipeline, Run, SettingsOf, Setup, divided};
 use crate::usage::Usage;
 
