@@ -10,10 +10,10 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::cli::Verbosity;
 
 /// Libraries log only warnings: CubeCL's compiler writes each kernel after each of its passes, gigabytes for one training run. wgpu looks for
-/// OpenGL too, and calls it an error if there is none.
-const DEFAULT: &str = "warn,wgpu_hal::gles=off,xtask=info,benches=info,kiln=info,result=info";
-const QUIET: &str = "warn,wgpu_hal::gles=off,result=info";
-const VERBOSE: &str = "warn,wgpu_hal::gles=off,xtask=debug,benches=debug,kiln=debug,result=info";
+/// drivers of all kinds, and calls each that is not there an error; what is wrong with a device stands in the errors that it returns.
+const DEFAULT: &str = "warn,wgpu_hal=off,xtask=info,benches=info,kiln=info,result=info";
+const QUIET: &str = "warn,wgpu_hal=off,result=info";
+const VERBOSE: &str = "warn,xtask=debug,benches=debug,kiln=debug,result=info";
 
 /// The target of a command's final line, which `--quiet` does not suppress.
 pub(crate) const RESULT: &str = "result";
