@@ -148,6 +148,16 @@ fn options_win_over_what_a_file_says_of_the_length_and_the_beginning() {
     let config = config(&at.join("begun"));
     assert!(config.contains("init = ") && !config.contains("from = "), "{config}");
     mistake(at, &["--from", "a run", "--weights", "five"], &["--init", "--from"]);
+    // The file of weights is of the run's last end. If the run went on after it, its newest checkpoint is newer.
+    let steps = at.join("a run/status.json");
+    let status = fs::read_to_string(&steps).unwrap();
+    assert!(status.contains("\"steps\": 3"), "{status}");
+    let again = |out: &str| train(at, &["--config", "next/config.toml", "--init", "a run", "--out", out]);
+    assert!(again("of the file").contains("tensors taken"));
+    fs::write(&steps, status.replace("\"steps\": 3", "\"steps\": 2")).unwrap();
+    let said = again("of the checkpoint");
+    assert!(said.contains("weights from") && !said.contains("tensors taken"), "{said}");
+    assert!(weights(&at.join("of the file")) == weights(&at.join("of the checkpoint")));
 }
 
 #[test]
