@@ -14,8 +14,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_report::State;
 use kiln_runs::{Error, Run, RunSummary, lock, read_metrics};
 use kiln_training::{
-    BatchSource, BestConfig, CountingAllocator, Epoch, Event, Finish, Goal, Local, Metric, Metrics, Pass, Task,
-    Trainer, TrainerBuilder,
+    BatchSource, BestConfig, CountingAllocator, Epoch, Event, Finish, Goal, Local, Metric, Metrics, Pass, Recompute,
+    StoreConfig, Task, Trainer, TrainerBuilder,
 };
 use serde_json::{Value, json};
 
@@ -244,4 +244,63 @@ fn observers_see_the_model_and_a_run_keeps_the_callers() {
     let last: f32 = trainer.model().layer.weight.val().square().sum().into_scalar();
     assert!(norms.len() == 2 && norms[0] != norms[1] && norms[1] == last, "{norms:?}");
     assert!(folder.path().join("checkpoints/best").exists());
+}
+
+#[derive(Module, Debug)]
+struct Blocks {
+    blocks: Vec<Linear>,
+}
+
+/// [`Same`] with blocks that can be in a store.
+struct SameInBlocks;
+
+impl Task for SameInBlocks {
+    type Model = Blocks;
+    type Batch = TensorData;
+
+    fn loss(&self, pass: &Pass<'_, Blocks>, batch: &TensorData) -> Tensor<1> {
+        let x: Tensor<2> = pass.input(batch);
+        (pass.chain(&pass.model().blocks, x.clone(), |block, x| block.forward(x)) - x).square().mean()
+    }
+
+    fn metrics(&self, pass: &Pass<'_, Blocks>, batch: &TensorData) -> Metrics {
+        Metrics::new().with("val_loss", Metric::mean(self.loss(pass, batch), 1))
+    }
+}
+
+#[test]
+fn a_run_in_a_store_goes_on_and_leaves_the_lines_of_one_in_memory() {
+    let _turn = TURN.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let fit = |at: &str, store: Option<&str>, stop: u64| {
+        let (steps, sample) = (Rc::new(Cell::new(0)), Numbers(1).epoch(0, 0).next().unwrap().unwrap());
+        let seen = steps.clone();
+        let blocks = |device: &Device| (0..3).map(|_| LinearConfig::new(4, 4).init(device)).collect();
+        let builder = Trainer::builder(SameInBlocks, move |device| Blocks { blocks: blocks(device) })
+            .with_schedule(0.01)
+            .with_epochs(2)
+            .with(|settings| {
+                settings.memory.store = store.map(|name| StoreConfig::Directory(folder.path().join(name)));
+                settings.memory.recompute = if store.is_some() { Recompute::Stream } else { Recompute::None };
+            })
+            .with_observer(move |event| {
+                if let Event::Step(report) = event {
+                    seen.set(report.step);
+                }
+                ControlFlow::Continue(())
+            });
+        let mut trainer = builder.build(&Device::flex(), &sample).unwrap();
+        assert_eq!(trainer.streamed().is_some(), store.is_some());
+        let run = Run::at(folder.path().join(at)).quiet().with_interrupt(move || steps.get() >= stop);
+        run.fit(&mut trainer, &data(5)).unwrap()
+    };
+    assert_eq!(fit("memory", None, u64::MAX), Finish::Complete);
+    for (stop, finish) in [(2, Finish::Stopped), (5, Finish::Stopped), (u64::MAX, Finish::Complete)] {
+        assert_eq!(fit("stored", Some("store"), stop), finish);
+    }
+    let lines = metrics(&folder.path().join("stored"));
+    assert_eq!(lines, metrics(&folder.path().join("memory")));
+    // A run that has ended takes no step, and is not evaluated again.
+    assert_eq!(fit("stored", Some("store"), u64::MAX), Finish::Complete);
+    assert_eq!(metrics(&folder.path().join("stored")), lines);
 }
