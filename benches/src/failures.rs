@@ -13,7 +13,7 @@ use clap::Args;
 use kiln_cli::usage::Usage;
 use kiln_models::{Gpt, GptBlock, GptConfig};
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Error, LossFn, OptimizerConfig, Pass, StepReport, Trainer};
+use kiln_training::{Error, Exact, LossFn, OptimizerConfig, Pass, StepReport, Trainer};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use sha2::{Digest, Sha256};
@@ -119,7 +119,7 @@ fn taken_aloud(faults: Injector) -> Result<Ended> {
         .with_clip_norm(1.0)
         .with_patience(Patience::new(Duration::ZERO))
         .with_guard(move |boundary| guard.check(boundary.name()))
-        .with(|settings| settings.memory.exact = true)
+        .with(|settings| settings.memory.exact = Exact::Always)
         .build(&Device::flex(), &batch(0))?;
     let (mut given_up, mut hash) = (0, Sha256::new());
     for step in 0..STEPS {

@@ -12,7 +12,7 @@ use kiln_data::{Damage, Quality, printable};
 use kiln_models::Stem;
 use kiln_parallel::Schedule;
 use kiln_precision::Precision;
-use kiln_training::{BatchRule, Decay, MemoryBudget};
+use kiln_training::{BatchRule, Decay, Exact, MemoryBudget};
 use serde::{Deserialize, Serialize};
 
 /// A value for each of some words. Each word stands beside others that mean the same.
@@ -44,6 +44,12 @@ pub(crate) const DECAY: Words<Decay> = Words(&[
     ("cosine", &[], Decay::Cosine),
     ("linear", &[], Decay::Linear),
     ("constant", &["constant_with_warmup"], Decay::Constant),
+]);
+/// `--exact`.
+pub(crate) const EXACT: Words<Exact> = Words(&[
+    ("always", &["true"], Exact::Always),
+    ("where-possible", &[], Exact::WherePossible),
+    ("never", &["false"], Exact::Never),
 ]);
 /// `--pipeline-schedule`.
 pub(crate) const PIPELINE_SCHEDULE: Words<Schedule> = Words(&[

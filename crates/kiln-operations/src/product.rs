@@ -98,8 +98,8 @@ impl Product {
 
 /// Rows that a sum over rows in their order packs at a time.
 pub(crate) const CHAIN_ROWS: usize = 256;
-/// The most lines of such a sum that are a task.
-const CHAIN_LINES: usize = 96;
+/// The most lines of such a sum that are a task, which packs all columns.
+const CHAIN_LINES: usize = 384;
 /// Columns of such a sum that are packed at a time.
 pub(crate) const CHAIN_COLUMNS: usize = 128;
 

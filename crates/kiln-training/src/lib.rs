@@ -89,7 +89,7 @@ pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_c
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
 pub use pass::{Input, Pass, Passes};
 pub use planning::{
-    DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, Recompute, Remedy, StageLoad, StagePlan, StepChange,
+    DeviceLayout, Exact, MemoryBudget, PlannedOptimizer, Planner, Recompute, Remedy, StageLoad, StagePlan, StepChange,
     StepPlan,
 };
 pub use progress::{Best, BestConfig, Goal, Progress};

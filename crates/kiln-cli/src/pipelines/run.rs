@@ -10,8 +10,8 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_report::{Prediction, Text};
 use kiln_training::{
-    BatchSource, BestConfig, Error, InitialValues, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig,
-    Trainer, TrainerBuilder,
+    BatchSource, BestConfig, Error, Exact, InitialValues, PlannedOptimizer, Recompute, StagesConfig, StepPlan,
+    StoreConfig, Trainer, TrainerBuilder,
 };
 
 use super::classify::ClassCounts;
@@ -309,9 +309,11 @@ impl<P: Pipeline> Setup<P> {
             });
             run.precision = plan.precision;
             match (run.exact, run.micro_batch) {
-                (false, _) => run.micro_batch = Some(plan.micro_batch),
-                (true, None) => run.planned_micro_batch = Some(plan.micro_batch).filter(|size| *size < plan.batch),
-                (true, Some(_)) => {} // what is given may be part of the numbers
+                (Exact::Always, None) => {
+                    run.planned_micro_batch = Some(plan.micro_batch).filter(|size| *size < plan.batch);
+                }
+                (Exact::Always, Some(_)) => {} // what is given may be part of the numbers
+                (Exact::WherePossible | Exact::Never, _) => run.micro_batch = Some(plan.micro_batch),
             }
             run.checkpointing = match plan.checkpoints.recomputed() {
                 0 => Recompute::None,

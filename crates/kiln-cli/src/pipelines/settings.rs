@@ -6,14 +6,14 @@ use clap::Args;
 use kiln_data::{BadSamples, LoaderConfig, Replica};
 use kiln_precision::{Policy, Precision};
 use kiln_report::counted;
-use kiln_training::{BatchScaling, Intervals, OptimizerConfig, Recompute, ScheduleConfig};
+use kiln_training::{BatchScaling, Exact, Intervals, OptimizerConfig, Recompute, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::compression::CompressionSettings;
 use super::parallel::{ParallelSettings, Places, Replicas};
 use crate::device;
 use crate::usage::Usage;
-use crate::values::{LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, number};
+use crate::values::{EXACT, LoaderMemory, MemorySetting, PARAMETERS, PRECISION, absolute_path, number};
 
 /// Settings of a run: the tables of every pipeline, and those of one of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -65,14 +65,15 @@ pub struct RunSettings {
     #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
-    /// Keep every bit: cut batches only where that changes none
+    /// Whether memory must change no bit [default: where-possible, without a value: always]
     ///
-    /// --memory, and memory that runs out, recompute, offload and stream blocks. They also cut batches on the CPU if gradients can be
-    /// added up row by row: those of a lean GPT. Otherwise batches are cut as --micro-batch says, or not at all, since batch norm
-    /// and dropout compute other numbers, and sums are rounded in another order.
-    #[arg(long, help_heading = "Memory")]
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub exact: bool,
+    /// --memory, and memory that runs out, recompute, offload and stream blocks. They also cut batches. Where gradients can be added up
+    /// row by row, as those of a lean GPT on the CPU, no bit depends on the cut. Otherwise sums are rounded in another order, and batch norm
+    /// sees other batches: with `always` such batches are cut as --micro-batch says, or not at all. On replicas only `always` adds up so.
+    #[arg(long, value_parser = EXACT, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always",
+        help_heading = "Memory")]
+    #[serde(default, skip_serializing_if = "is_where_possible", deserialize_with = "exact")]
+    pub exact: Exact,
     /// What layers compute in; f16 has a dynamic loss scale [default: f32]
     ///
     /// Also accepted: fp32 and float32; fp16, float16, half and amp; bfloat16.
@@ -213,7 +214,7 @@ impl RunSettings {
             batch_size,
             micro_batch: None,
             planned_micro_batch: None,
-            exact: false,
+            exact: Exact::default(),
             precision: Precision::F32,
             parameters: Precision::F32,
             checkpointing: Recompute::None,
@@ -334,6 +335,25 @@ impl RunSettings {
     }
 }
 
+fn is_where_possible(exact: &Exact) -> bool {
+    *exact == Exact::WherePossible
+}
+
+/// Earlier settings files say whether a run is exact.
+fn exact<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exact, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Earlier {
+        When(Exact),
+        Is(bool),
+    }
+    Ok(match Earlier::deserialize(deserializer)? {
+        Earlier::When(when) => when,
+        Earlier::Is(true) => Exact::Always,
+        Earlier::Is(false) => Exact::Never,
+    })
+}
+
 fn is_f32(precision: &Precision) -> bool {
     *precision == Precision::F32
 }
@@ -375,7 +395,7 @@ mod tests {
         ("loader_memory", "7MiB"),
         ("bad_samples", "skip:7"),
         ("optimizer_offload", ""),
-        ("exact", ""),
+        ("exact", "=never"),
     ];
 
     #[test]
@@ -391,7 +411,11 @@ mod tests {
         for option in options {
             let (id, long) = (option.get_id().as_str(), format!("--{}", option.get_long().unwrap()));
             let value = VALUES.iter().find(|(name, _)| *name == id).map_or("7", |(_, value)| *value);
-            let words = [long.as_str(), value].into_iter().filter(|word| !word.is_empty());
+            let words = match value {
+                "" => vec![long.clone()],
+                _ if value.starts_with('=') => vec![format!("{long}{value}")],
+                _ => vec![long.clone(), value.into()],
+            };
             let matches = command().args(&others).try_get_matches_from(words).unwrap();
             let mut run = defaults();
             Given::<RunSettings>::from_arg_matches(&matches).unwrap().apply(&mut run).unwrap();

@@ -15,7 +15,7 @@ use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, Til
 use kiln_models::{ClassifierConfig, DecoderConfig, UnetConfig, UnetEncoder};
 use kiln_precision::Precision;
 use kiln_report::counted;
-use kiln_training::{OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
+use kiln_training::{Exact, OptimizerConfig, StepPlan, StoreConfig, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
 use crate::cli::{Plan, PlanArgs};
@@ -191,7 +191,8 @@ fn plan<T: Task>(
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
         optimizer.offloaded_groups(model)
     });
-    let builder = builder.with(|settings| settings.memory.exact = arguments.exact);
+    let builder =
+        builder.with(|settings| settings.memory.exact = if arguments.exact { Exact::Always } else { Exact::default() });
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
         (None, Some(small)) if !arguments.exact && has_bytes => {
             builder.with_allowed_optimizer(small.name(), move |model| small.groups(model))

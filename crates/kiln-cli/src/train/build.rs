@@ -9,7 +9,7 @@ use kiln_parallel::Communicator;
 use kiln_precision::Precision;
 use kiln_recovery::{Injector, Patience};
 use kiln_report::counted;
-use kiln_training::{StoreConfig, Trainer, TrainerBuilder, Warmup};
+use kiln_training::{Exact, StoreConfig, Trainer, TrainerBuilder, Warmup};
 
 use super::resume::{adjust, plans_again};
 use crate::cli::CallArgs;
@@ -49,7 +49,7 @@ pub(crate) fn build<P: Pipeline>(
         .with(|settings| settings.memory.loader_bytes = loader_bytes)
         .with(|settings| settings.memory.store = settings.memory.store.take().or(store.map(StoreConfig::Directory)))
         .with_pause(move |pause| interrupt.wait(pause));
-    let exact = setup.settings.run.exact;
+    let exact = setup.settings.run.exact == Exact::Always;
     let builder = divided(builder, &setup.settings.run, device, communicator)?;
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
     let trainer = builder.build(device, &sample).map_err(|error| {

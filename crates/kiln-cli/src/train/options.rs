@@ -99,7 +99,10 @@ pub(super) fn settings_file<P: Pipeline>(
         file.remove("run", &["init", "store"]);
         if file.get("run", "memory").is_some() {
             file.remove("run", &["checkpointing", "optimizer_offload", "planned_micro_batch"]);
-            if file.get("run", "exact").and_then(|exact| exact.as_bool()) != Some(true) {
+            let is_exact = file
+                .get("run", "exact")
+                .is_some_and(|when| when.as_bool() == Some(true) || when.as_str() == Some("always"));
+            if !is_exact {
                 file.remove("run", &["micro_batch"]);
             }
         }

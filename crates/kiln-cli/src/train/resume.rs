@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use kiln_report::counted;
 use kiln_runs::CONFIG;
 use kiln_runs::replace;
-use kiln_training::{Recompute, Trainer};
+use kiln_training::{Exact, Recompute, Trainer};
 use toml::Table;
 
 use super::history::{Change, differences, write_changes};
@@ -34,7 +34,7 @@ pub(super) fn adjust(run: &mut RunSettings, given: &GivenNames, batches: u64) {
         if run.parallel.stages.is_none() {
             run.optimizer_offload = given.any(&["optimizer_offload"]);
         }
-        if !run.exact && !given.any(&["micro_batch"]) {
+        if run.exact != Exact::Always && !given.any(&["micro_batch"]) {
             run.micro_batch = None;
         }
         run.planned_micro_batch = None;

@@ -96,7 +96,6 @@ impl Tile {
 /// Copies `count` values of each of `depth` rows to panels of `size` values a row, one panel after the other. The last panel is filled with
 /// zeros.
 fn pack(out: &mut Vec<f32>, values: &[f32], stride: usize, [depth, count]: [usize; 2], size: usize) {
-    out.clear();
     out.resize(count.next_multiple_of(size) * depth, 0.0);
     for (panel, first) in out.chunks_exact_mut(size * depth).zip((0..count).step_by(size)) {
         let length = size.min(count - first);
@@ -108,6 +107,7 @@ fn pack(out: &mut Vec<f32>, values: &[f32], stride: usize, [depth, count]: [usiz
                 _ => pack_panel::<16>(panel, &values[first..], stride),
             },
             _ => {
+                panel.fill(0.0);
                 for (row, packed) in panel.chunks_exact_mut(size).enumerate() {
                     packed[..length].copy_from_slice(&values[row * stride + first..][..length]);
                 }
@@ -141,10 +141,11 @@ fn tiles<const L: usize, const C: usize>(
     right: &[f32],
     [lines, columns, depth]: [usize; 3],
 ) {
-    for (right, column) in right.chunks_exact(C * depth).zip((0..columns).step_by(C)) {
-        let width = C.min(columns - column);
-        for (left, line) in left.chunks_exact(L * depth).zip((0..lines).step_by(L)) {
-            let height = L.min(lines - line);
+    // The panel of fewer values stays in the first-level cache.
+    for (left, line) in left.chunks_exact(L * depth).zip((0..lines).step_by(L)) {
+        let height = L.min(lines - line);
+        for (right, column) in right.chunks_exact(C * depth).zip((0..columns).step_by(C)) {
+            let width = C.min(columns - column);
             let mut sums = [[0.0f32; C]; L];
             if width == C && height == L {
                 for (index, sums) in sums.iter_mut().enumerate() {

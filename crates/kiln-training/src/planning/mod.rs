@@ -4,6 +4,7 @@ mod budget;
 mod by_rows;
 mod cuts;
 mod divide;
+mod exact;
 mod gpu;
 mod host_memory;
 mod nothing_fits;
@@ -16,6 +17,7 @@ mod step_plan;
 mod traffic;
 
 pub use budget::MemoryBudget;
+pub use exact::Exact;
 pub use planner::Planner;
 pub use recompute::Recompute;
 pub use remedies::{Remedy, StepChange};

@@ -139,26 +139,29 @@ impl RecordedStep {
             }
         };
         let asked = Asked::default();
-        let mut cuts = Cuts::Round;
+        let (mut cuts, mut whole) = (Cuts::Round, None);
         if kind.in_order {
-            let mixes = match once(false, &asked) {
-                Ok(trace) => trace.mixes_samples(),
-                Err(error) => Some(Mixes::Unrecorded(error.to_string())), // the step itself may be
+            let (trace, mixes) = match once(false, &asked) {
+                Ok(trace) => (Some(trace), None),
+                Err(error) => (None, Some(Mixes::Unrecorded(error.to_string()))), // the step itself may be
             };
+            let mixes = mixes.or_else(|| trace.as_ref()?.mixes_samples());
             let mixes = attached.take().map(|(name, path)| Mixes::Attached { name, path }).or(mixes);
             in_order.set(mixes.is_none());
             scales.set(kind.scales_gradients || mixes.is_none());
+            whole = trace.filter(|_| mixes.is_none());
             cuts = mixes.map_or(Cuts::KeepBits, Cuts::Mix);
         }
-        let traces = |asked: &Asked| -> Result<Traces, Error> {
-            let (whole, part) = (once(false, asked)?, once(true, asked)?);
+        let traces = |asked: &Asked, whole: Option<StepTrace>| -> Result<Traces, Error> {
+            let whole = whole.map_or_else(|| once(false, asked), Ok)?;
+            let part = once(true, asked)?;
             Ok(Traces { whole, part, chains: chains.take() })
         };
-        let in_memory = traces(&asked)?;
+        let in_memory = traces(&asked, whole)?;
         let by_rows = asked.any_rows();
         let in_store = match kind.store && (by_rows || asked.place()) {
             true => {
-                let traces = traces(&Asked::in_store(by_rows))?;
+                let traces = traces(&Asked::in_store(by_rows), None)?;
                 let found = if by_rows {
                     only_by_rows(&in_memory.whole, &traces.whole, &paths.borrow())
                 } else {

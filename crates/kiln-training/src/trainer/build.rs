@@ -14,7 +14,9 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Cuts, DeviceLayout, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, typical};
+use crate::planning::{
+    Cuts, DeviceLayout, Exact, MemoryBudget, Planner, Recompute, RunPlan, StagePlan, StepPlan, typical,
+};
 use crate::pressure::PressureAlarm;
 use crate::progress::{BestConfig, Progress};
 use crate::replicas::Group;
@@ -113,9 +115,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn build_in(mut self, group: Group, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         self.compare_optimizers();
         let mut site = self.site(group, device, sample)?;
-        if self.memory.exact && !self.memory.prediction && site.on_heap {
-            let expected = "false without a prediction, which tells whether batches may be cut";
-            return Err(Error::InvalidSetting { name: "exact", value: "true".into(), expected });
+        if self.memory.exact == Exact::Always && !self.memory.prediction && site.on_heap {
+            let expected = "where-possible or never without a prediction, which tells whether batches may be cut";
+            return Err(Error::InvalidSetting { name: "exact", value: "always".into(), expected });
         }
         let mut settings = self.step_settings(&site, sample)?;
         settings.check()?; // before anything is recorded
@@ -157,10 +159,15 @@ impl<T: Task> TrainerBuilder<'_, T> {
         plans.extend(plans[0].stronger());
         let streams = plan.as_ref().is_some_and(|plan| plan.checkpoints.streams());
         let cuts = planner.as_ref().map_or(Cuts::Round, |planner| planner.cuts(streams));
-        if let Cuts::Mix(mixes) = &cuts {
-            tracing::info!("batches are not cut: {mixes}");
+        let in_order = planner.as_ref().is_some_and(Planner::keeps_bits);
+        let fixed = cuts != Cuts::KeepBits && (in_order || self.memory.exact == Exact::Always);
+        match &cuts {
+            Cuts::Mix(mixes) if fixed => tracing::info!("batches are not cut: {mixes}"),
+            Cuts::Mix(mixes) if micro_batch.is_some_and(|size| size < site.batch) => {
+                tracing::info!("micro-batches change bits: {mixes}");
+            }
+            Cuts::Mix(_) | Cuts::Round | Cuts::KeepBits => {}
         }
-        let fixed = self.memory.exact && cuts != Cuts::KeepBits;
         let recovery = self.recovery(&site, micro_batch, plans.len(), fixed)?;
         let context_bytes = self.context_bytes(&site, planner.as_ref());
         let mut trainer = Trainer {
@@ -173,7 +180,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             plans,
             draws_random: planner.as_ref().is_none_or(Planner::draws_random),
             read_once: planner.as_ref().map(Planner::read_once).unwrap_or_default(),
-            in_order: planner.as_ref().is_some_and(Planner::keeps_bits),
+            in_order,
             planner,
             plan,
             limit: site.limit(),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::events::{Intervals, RunLength};
 use crate::batch_scaling::BatchScaling;
 use crate::checkpoints::Checkpoints;
-use crate::planning::{MemoryBudget, Recompute};
+use crate::planning::{Exact, MemoryBudget, Recompute};
 use crate::progress::BestConfig;
 use crate::transaction::StoreConfig;
 
@@ -75,20 +75,8 @@ pub struct MemoryConfig {
     pub budget: Option<MemoryBudget>,
     /// The most samples on the device at once. Default: as the budget allows.
     pub micro_batch: Option<usize>,
-    /// Keeps every bit, whatever the memory. A budget, and memory that runs out, change where values are and when they are computed:
-    /// recomputed blocks, offload, blocks in a store.
-    ///
-    /// On the CPU device they also cut batches, if the recorded step shows that a batch has the same bits in any micro-batches
-    /// ([`Planner::keeps_bits`](crate::Planner::keeps_bits)): its layers are those of kiln-layers whose sums over rows are in the order of
-    /// the rows, without batch norm and burn's own dropout, its loss is a mean over the weight of a batch, and it has no attachments, nor
-    /// replicas that are divided into stages. [`micro_batch`](Self::micro_batch) is then the most samples at once.
-    ///
-    /// Otherwise micro-batches have [`micro_batch`](Self::micro_batch) samples, or batches stay whole: those of
-    /// [`batch_size`](RunConfig::batch_size) samples, or of as many as the batch that [`build`](crate::TrainerBuilder::build) gets. Smaller
-    /// micro-batches would round the sums of gradients in another order, and batch norm and dropout would compute other numbers.
-    ///
-    /// Precisions and optimizers that may replace the run's own are refused beside it. Default: false.
-    pub exact: bool,
+    /// Whether the budget, and memory that runs out, may change bits. Default: only where batches cannot be cut with the same bits.
+    pub exact: Exact,
     /// The blocks of the model's chains that are recomputed. With a budget, [`Recompute::None`] lets the planner choose. Default: none.
     pub recompute: Recompute,
     /// Takes steps exactly as micro-batch, recomputed blocks and precision say, even if they are predicted to exceed the budget. Use it to
@@ -121,7 +109,7 @@ impl Default for MemoryConfig {
         Self {
             budget: None,
             micro_batch: None,
-            exact: false,
+            exact: Exact::default(),
             recompute: Recompute::None,
             fixed_plan: false,
             store: None,

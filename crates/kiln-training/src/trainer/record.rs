@@ -11,7 +11,7 @@ use super::builder::{AllowedOptimizer, TrainerBuilder};
 use super::trainer::MakeOptimizer;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Cuts, PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};
+use crate::planning::{Cuts, Exact, PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};
 use crate::task::Task;
 use crate::transaction::StoreConfig;
 
@@ -128,7 +128,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Kernels::Cube => profile.clone(),
         };
         let keeps_bits = steps.iter().all(|(_, step)| *step.cuts() == Cuts::KeepBits);
-        let micro_batch = self.memory.micro_batch.or((self.memory.exact && !keeps_bits).then_some(batch));
+        let micro_batch =
+            self.memory.micro_batch.or((self.memory.exact == Exact::Always && !keeps_bits).then_some(batch));
         let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
         let (compared, compared_optimizers) = (vec![], vec![]);
         let mut planner = Planner {
@@ -160,7 +161,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn adds_in_order(&self) -> bool {
         let replicas = self.parallel.communicator.as_ref().map_or(1, |communicator| communicator.replicas());
         let replicas_in_stages = self.parallel.stages.is_some() && replicas > 1;
-        self.memory.exact && !(replicas_in_stages || self.edit.is_some())
+        let asked = match self.memory.exact {
+            Exact::Always => true,
+            Exact::WherePossible => replicas == 1,
+            Exact::Never => false,
+        };
+        asked && !(replicas_in_stages || self.edit.is_some())
     }
 
     /// The checkpoint plan that the settings name, if any.
@@ -191,9 +197,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
             _ => Ok(()),
         };
         let replaces = self.optimizers.allowed.iter().any(|other| !other.which.has_same_numbers());
-        if self.memory.exact && (replaces || !self.memory.allowed_precisions.is_empty()) {
-            let expected = "false beside precisions or optimizers that may replace the run's own";
-            return Err(Error::InvalidSetting { name: "exact", value: "true".into(), expected });
+        if self.memory.exact == Exact::Always && (replaces || !self.memory.allowed_precisions.is_empty()) {
+            let expected = "where-possible or never beside precisions or optimizers that may replace the run's own";
+            return Err(Error::InvalidSetting { name: "exact", value: "always".into(), expected });
         }
         zero("batch size", batch)?;
         zero("micro-batch", self.memory.micro_batch.unwrap_or(1))

@@ -10,7 +10,7 @@ use kiln_memory::BackendProfile;
 use kiln_precision::{Policy, Scaling};
 use kiln_recovery::{Injector, Patience};
 use kiln_training::{
-    Error, LossFn, MemoryBudget, OptimizerConfig, Pass, Precision, Recompute, StoreConfig, TrainerBuilder,
+    Error, Exact, LossFn, MemoryBudget, OptimizerConfig, Pass, Precision, Recompute, StoreConfig, TrainerBuilder,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -34,7 +34,7 @@ pub(crate) fn exact(case: &Case) -> TrainerBuilder<'_, Classify> {
     builder
         .with_recovery(true)
         .with_patience(Patience::new(Duration::ZERO))
-        .with(|settings| settings.memory.exact = true)
+        .with(|settings| settings.memory.exact = Exact::Always)
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_layer_that_two_blocks_use_has_the_same_bits_in_a_store_where_batches_stay_w
     let run = |micro_batch: Option<usize>, plan: Recompute| {
         let builder = planned(task(), init, &Settings { micro_batch, ..settings(OptimizerConfig::adamw()) });
         let builder = builder.with_recompute(plan).with(|settings| {
-            settings.memory.exact = true;
+            settings.memory.exact = Exact::Always;
             settings.memory.store = Some(StoreConfig::Host);
         });
         let mut trainer = Watched::build_on(builder, &device(), &batch);
