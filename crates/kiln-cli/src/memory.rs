@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
-use kiln_data::printable;
+use kiln_data::{Loader, printable};
 use kiln_runs::{memory_page, replace};
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
@@ -22,6 +23,8 @@ use crate::usage::Usage;
 const STEPS: usize = 3;
 /// The most batches that are tried for these steps: in f16 the first ones are skipped until the loss scale fits.
 const BATCHES: usize = 40;
+/// The longest wait for the loader.
+const FILL: Duration = Duration::from_secs(2);
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;
 
@@ -56,6 +59,21 @@ fn compared(plan: &StagePlan, measured: &[StageMemory]) -> String {
     text
 }
 
+/// Waits until the loader has made as many batches as it may.
+fn fill<O: Send + 'static>(loader: &Loader<O>) {
+    let end = Instant::now() + FILL;
+    let made = || loader.stats().assemble_seconds;
+    let mut before = made();
+    while Instant::now() < end {
+        std::thread::sleep(FILL / 100);
+        let now = made();
+        if loader.is_full() && now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
 fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
     let (call, (run, device)) = (command.call(), command.prepare(0)?);
     if run.setup.settings.run.parallel.replicas.is_some() {
@@ -66,15 +84,31 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
     let (mut trainer, setup) = build(run, &device, call, &Interrupt::default(), None, None)?;
     let _ = trainer.set_data(&setup.data.train)?; // learning rates depend on the number of steps
     let of_stages = trainer.measure_stages()?;
-    let mut batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0)).take(BATCHES);
-    let (mut peak, mut steps): (Option<u64>, _) = (None, 0);
-    while let (true, Some(batch)) = (steps < STEPS, batches.next()) {
+    let train = &setup.data.train;
+    let (mut peak, mut steps, mut batches): (Option<u64>, _, _) = (None, 0, train.epoch(0, 0));
+    let mut epoch = 0;
+    for _ in 0..BATCHES {
+        let measured = steps + 1 == STEPS;
+        let mut batch = batches.next();
+        // The step that is measured begins an epoch, so that the loader can hold all that is predicted.
+        if measured || batch.is_none() {
+            epoch += 1;
+            batches = train.epoch(epoch, 0);
+            batch = batches.next();
+        }
+        let Some(batch) = batch else { break };
         let batch = batch.map_err(kiln_training::Error::Data)?;
-        if !of_stages && steps + 1 == STEPS {
-            trainer.measure_step(0);
+        if measured {
+            fill(train);
+            if !of_stages {
+                trainer.measure_step(0);
+            }
         }
         let step = trainer.step(&batch).map_err(into_cli_error)?;
         (peak, steps) = (peak.max(step.peak_bytes), steps + usize::from(!step.skipped));
+        if steps == STEPS {
+            break;
+        }
     }
     if steps < STEPS {
         bail!("{steps} of the first {BATCHES} steps were not skipped by the loss scale, expected {STEPS}");

@@ -8,7 +8,7 @@ use std::ops::Range;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape};
-use kiln_operations::{Computed, KernelBackend, Operation, adds_in_order};
+use kiln_operations::{Computed, KernelBackend, Operation, takes_parts};
 
 use crate::composed::{cast, put, slice};
 
@@ -17,9 +17,9 @@ const LONG: usize = 8192;
 /// Positions of a part.
 const PART: usize = 2048;
 
-/// Whether operations take a sequence of so many positions part by part. Sums in a fixed order are those of the whole.
+/// Whether operations take a sequence of so many positions part by part. Sums in the order of rows are those of the whole.
 pub(crate) fn is_long(time: usize) -> bool {
-    time > LONG && !adds_in_order()
+    time > LONG && takes_parts()
 }
 
 /// An operation that computes its output part by part. Its first input and its output are `[samples, time, width]`.

@@ -70,7 +70,7 @@ pub use relay::{SentSum, SumRelay, SumUse};
 pub use row_parts::RowParts;
 pub use running_sums::{RunningSums, SumError, SumUses};
 pub use sinks::Sinks;
-pub use sum_pass::{SumPass, adds_in_order, first_sample, stands_for};
+pub use sum_pass::{SumPass, adds_in_order, first_sample, stands_for, takes_parts};
 pub use sums::accumulate_into;
 pub use updated_part::{UpdatedPart, update_part, updated_part};
 pub use weight_parts::{CAST, LOW_RANK, LowRankChange, NESTED, WeightParts, weight_parts};

@@ -36,6 +36,8 @@ pub struct RunningSums {
     sums: Arc<Mutex<HashMap<ParamId, Vec<Sum>>>>,
     /// The other replicas that add to them, if there are any.
     pub(crate) relay: Option<SumRelay>,
+    /// Whether long sequences are taken in parts.
+    pub(crate) in_parts: bool,
 }
 
 /// The sum of one use.
@@ -96,6 +98,13 @@ impl RunningSums {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<ParamId, Vec<Sum>>> {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sums during whose passes long sequences are taken in parts, whose gradients are in burn's container and not added in order. By default
+    /// sequences are taken as a whole.
+    #[must_use]
+    pub fn with_sequences_in_parts(self) -> Self {
+        Self { in_parts: true, ..self }
     }
 
     /// Whether there is no sum.

@@ -128,6 +128,11 @@ pub fn adds_in_order() -> bool {
     OPEN.with_borrow(Option::is_some)
 }
 
+/// Whether operations on this thread take long sequences in parts: unless [running sums](RunningSums) are open that want them whole.
+pub fn takes_parts() -> bool {
+    OPEN.with_borrow(|open| open.as_ref().is_none_or(|open| open.sums.in_parts))
+}
+
 /// The number of the first sample of the micro-batch in its batch, in the pass of [running sums](RunningSums) on this thread.
 pub fn first_sample() -> usize {
     OPEN.with_borrow(|open| open.as_ref().map_or(0, |open| open.first_sample))

@@ -108,9 +108,19 @@ impl<O: Send + 'static> Loader<O> {
     /// [`DocumentBatch`](crate::DocumentBatch) and [`TileBatch`](crate::TileBatch) give it themselves. `None` for a loader
     /// made with [`new`](Self::new), which does not know the bytes of its batches.
     pub fn peak_bytes(&self) -> Option<u64> {
+        Some(self.batches_peak()? + self.shared.budget.images_limit())
+    }
+
+    /// Whether as many bytes of batches are in flight as [`peak_bytes`](Self::peak_bytes) counts. `false` for a loader made with
+    /// [`new`](Self::new).
+    pub fn is_full(&self) -> bool {
+        self.batches_peak().is_some_and(|bytes| self.shared.budget.queued() >= bytes)
+    }
+
+    /// The most bytes of batches in flight.
+    fn batches_peak(&self) -> Option<u64> {
         let in_flight = self.batches().min(self.config.prefetch + 1) as u64;
-        let batches = self.largest.0?.saturating_mul(in_flight).min(self.shared.budget.batch_limit());
-        Some(batches + self.shared.budget.images_limit())
+        Some(self.largest.0?.saturating_mul(in_flight).min(self.shared.budget.batch_limit()))
     }
 
     /// Calls `copy` with every batch on a thread of its own, ahead of the consumer: to copy batches to the device. At most

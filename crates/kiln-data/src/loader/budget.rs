@@ -101,6 +101,11 @@ impl Budget {
         self.ledger().batch_limit
     }
 
+    /// The bytes of the batches in flight now.
+    pub(crate) fn queued(&self) -> u64 {
+        self.ledger().queued
+    }
+
     /// The most bytes of all images that are being decoded.
     pub(crate) fn images_limit(&self) -> u64 {
         self.ledger().images_limit

@@ -9,6 +9,8 @@ pub struct StepOptions {
     pub accumulate: bool,
     /// Whether sums over rows are computed in the order of the rows, with [running sums](kiln_operations::RunningSums).
     pub in_order: bool,
+    /// Whether long sequences are taken in parts then too, whose gradients are not in the order of the rows.
+    pub in_parts: bool,
     /// Whether gradients of other dtypes are cast to f32 after the backward pass, as kiln-accumulation does: those of parameters in bf16.
     pub gradients_in_f32: bool,
     /// Whether all old parameters are kept until all new ones are made, as when `optimizer.step` gets a clone of the model.
@@ -30,6 +32,7 @@ impl Default for StepOptions {
         Self {
             accumulate: false,
             in_order: false,
+            in_parts: false,
             gradients_in_f32: false,
             keep_parameters: false,
             scale_gradients: false,

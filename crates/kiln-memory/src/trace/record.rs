@@ -268,7 +268,10 @@ fn step<M: Module + 'static>(
     update.found.clear();
     update.releases.clear();
     let mut ids = HashSet::new();
-    let mut running = options.in_order.then(RunningSums::default);
+    let mut running = options.in_order.then(|| match options.in_parts {
+        true => RunningSums::default().with_sequences_in_parts(),
+        false => RunningSums::default(),
+    });
     if options.accumulate {
         model.visit(&mut FirstGradients { gradients: &mut sums.sum, in_f32 });
         if let Some(running) = &mut running {

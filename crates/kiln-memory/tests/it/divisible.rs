@@ -29,6 +29,7 @@ fn gpt_loss(model: &Gpt, recorder: &Recorder) -> Tensor<1> {
 const IN_ORDER: StepOptions = StepOptions {
     accumulate: false,
     in_order: true,
+    in_parts: false,
     gradients_in_f32: true,
     keep_parameters: false,
     scale_gradients: false,
@@ -90,6 +91,17 @@ fn dropout_by_sample_needs_samples_along_the_first_dimension() {
     assert_eq!(with_dropout(false).mixes_samples(), None);
     let folded = with_dropout(true).mixes_samples();
     assert!(matches!(&folded, Some(Mixes::Operation { name, .. }) if name == "kiln::dropout_of_samples"), "{folded:?}");
+}
+
+#[test]
+fn long_sequences_in_parts_are_not_added_up_in_order() {
+    let loss = |model: &Gpt, recorder: &Recorder| {
+        let ids = || Tensor::<2, Int>::zeros([recorder.batch(), 8200], recorder.device());
+        model.loss(model.features(ids()), ids())
+    };
+    let gpt = |device: &Device| GptConfig::tiny(20, 8200).init(device).unwrap();
+    assert_eq!(recorded(gpt, loss, IN_ORDER).mixes_samples(), None);
+    assert!(recorded(gpt, loss, StepOptions { in_parts: true, ..IN_ORDER }).mixes_samples().is_some());
 }
 
 #[test]

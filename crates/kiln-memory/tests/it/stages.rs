@@ -10,6 +10,7 @@ use crate::steps::{adamw, flex, gpt, mlp, sgd, tiny};
 const SUMMED: StepOptions = StepOptions {
     accumulate: true,
     in_order: false,
+    in_parts: false,
     keep_parameters: false,
     scale_gradients: true,
     gradients_in_f32: true,

@@ -62,6 +62,8 @@ pub(crate) struct StepKind {
     pub(crate) store: bool,
     /// Whether rows are added to gradients in their order, if then a batch has the same bits in any division.
     pub(crate) in_order: bool,
+    /// Whether long sequences, which are taken in parts, then have any order.
+    pub(crate) in_parts: bool,
 }
 
 impl RecordedStep {
@@ -91,6 +93,7 @@ impl RecordedStep {
             let options = StepOptions {
                 accumulate,
                 in_order: in_order.get(),
+                in_parts: kind.in_parts,
                 gradients_in_f32: true,
                 scale_gradients: scales.get(),
                 reads_norm: true,
