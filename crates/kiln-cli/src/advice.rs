@@ -64,7 +64,10 @@ fn suggestion(remedy: &Remedy, (before, after): (u64, u64), limit: Option<u64>) 
     let micro_batch = format!("--micro-batch {}", plan.micro_batch);
     let checkpointing = format!("--checkpointing {}", quoted(&plan.checkpoints.to_string()));
     let optimizer = plan.optimizer.to_string();
-    let rounding = "gradients are added up: numbers differ by rounding, and more with batch-norm or dropout";
+    let rounding = match plan.same_bits {
+        true => "the same numbers",
+        false => "gradients are added up: numbers differ by rounding, and more with batch-norm or dropout",
+    };
     let (name, option, note) = match change {
         StepChange::MicroBatch => (format!("micro-batches of {}", plan.micro_batch), micro_batch, rounding),
         StepChange::Checkpoints => (recomputing(&plan.checkpoints), checkpointing, "the same numbers"),

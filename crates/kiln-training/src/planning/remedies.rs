@@ -17,7 +17,8 @@ const BETTER: u64 = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StepChange {
-    /// Smaller micro-batches. The numbers differ by rounding, and more in models with batch-norm or dropout.
+    /// Smaller micro-batches. The numbers differ by rounding, and more in models with batch-norm or dropout, unless the plan has
+    /// [the same bits](StepPlan::same_bits).
     MicroBatch,
     /// Blocks are recomputed. The numbers stay the same.
     Checkpoints,

@@ -44,8 +44,8 @@ pub(super) fn ignoring_model<M>(mut observer: impl FnMut(&Event) -> ControlFlow<
 ///
 /// A [`step`](Self::step) applies completely or not at all: parameters, optimizer state, batch-norm's statistics, loss scale and position
 /// change together. If memory runs out, the step is tried again on the same batch, with smaller micro-batches, recomputed blocks or after
-/// a pause. Smaller micro-batches give the same result up to rounding, except for batch-norm, which normalises each micro-batch by
-/// itself, and dropout, which draws masks for each.
+/// a pause. Smaller micro-batches give the same bits [where a model allows it](crate::Exact), else the same result up to rounding, except for
+/// batch norm, which normalises each micro-batch by itself, and burn's dropout, which draws masks for each.
 ///
 /// A step seeds the device's random numbers, which burn keeps once per process. Trainers in threads of one process therefore take turns
 /// where their models draw random numbers, and each repeats bit for bit.
