@@ -97,7 +97,8 @@ where
     let first = inputs.clone().map(&mut Untracked);
     let place = match &segment.source {
         Some(source) => Place::Store(&source.parameters),
-        None if segment.offload => Place::Host,
+        // On a device whose memory is the host's, they are there.
+        None if segment.offload && segment.device().clone().inner().memory_pool_usage().is_some() => Place::Host,
         None => Place::Device,
     };
     // Inputs that are elsewhere leave memory before the first pass, which may drop its own.

@@ -14,7 +14,7 @@ pub enum Mode {
     Plain,
     /// Keeps its input, and runs again in the backward pass.
     Recompute,
-    /// Keeps its input in host memory, and runs again in the backward pass.
+    /// Keeps its input in host memory, and runs again in the backward pass. On the CPU device this is [`Recompute`](Self::Recompute).
     Offload,
     /// Keeps its input in a store, and runs again in the backward pass. Its parameters are read from the store for each of the two passes, and
     /// their gradients are added to sums there: see [`Streamed`](crate::Streamed).

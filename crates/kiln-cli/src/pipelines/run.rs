@@ -10,8 +10,8 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_report::{Prediction, Text};
 use kiln_training::{
-    BatchSource, BestConfig, Error, Exact, InitialValues, PlannedOptimizer, Recompute, StagesConfig, StepPlan,
-    StoreConfig, Trainer, TrainerBuilder,
+    BestConfig, Error, Exact, InitialValues, PlannedOptimizer, Recompute, StagesConfig, StepPlan, StoreConfig, Trainer,
+    TrainerBuilder,
 };
 
 use super::classify::ClassCounts;
@@ -263,8 +263,8 @@ impl<P: Pipeline> Setup<P> {
         (self.total_steps() == epochs.saturating_mul(self.batches())).then_some(epochs)
     }
 
-    /// Some samples, with which steps are recorded, and a bound of the bytes that the loader takes beside a step. They are those of the first
-    /// batch, or the largest ones if samples differ in size.
+    /// Some samples, with which steps are recorded, and a bound of the bytes that the loader takes beside a step. They are the first ones, or
+    /// the largest if samples differ in size.
     ///
     /// # Errors
     /// Those of the loader.
@@ -275,18 +275,11 @@ impl<P: Pipeline> Setup<P> {
         if let Some(largest) = &self.largest {
             return Ok((largest.slice(0..largest.len()), loader_bytes));
         }
-        let Some(batch) = BatchSource::epoch(&self.data.train, 0, 0).next() else {
+        // No larger batch is made, whose memory the trainer would take for that of the program.
+        let Some(sample) = self.data.train.sample(SAMPLES)?.filter(|_| self.batches() > 0) else {
             let expected = "at least one batch to plan a step from";
             return Err(Error::InvalidSetting { name: "number of batches", value: "0".into(), expected });
         };
-        let mut batch = batch?;
-        // Small batches, and a replica's part, may have fewer samples than a recording needs.
-        if batch.len() < SAMPLES
-            && let Some(more) = self.data.train.sample(SAMPLES)?
-        {
-            batch = more;
-        }
-        let sample = batch.slice(0..batch.len().min(SAMPLES));
         Ok((sample, loader_bytes))
     }
 

@@ -293,9 +293,9 @@ impl Division<'_> {
         in_flight: InFlight,
         shares_device: bool,
     ) -> Result<StageEstimate, Error> {
-        let recomputed = recomputed_in(&self.checkpoints, blocks);
-        let planned = if recomputed.is_empty() { trace.clone() } else { trace.with_plan(&recomputed)? };
         let profile = self.profile(stage, shares_device);
+        let recomputed = recomputed_in(&self.checkpoints, blocks, profile.kernels);
+        let planned = if recomputed.is_empty() { trace.clone() } else { trace.with_plan(&recomputed)? };
         let estimate = |trace: &StepTrace| Ok(trace.estimate_stage(self.micro_batch, in_flight, &profile)?);
         match self.largest_share(trace) {
             Some(owned) => estimate(&planned.updating(|path| owned.iter().any(|own| own == path))),

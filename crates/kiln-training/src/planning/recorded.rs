@@ -10,7 +10,8 @@ use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
 use kiln_compression::attached_beside_adapters;
 use kiln_memory::{
-    BackendProfile, Mixes, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with,
+    BackendProfile, Kernels, Mixes, Optimizers, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace,
+    record_step_with,
 };
 
 use super::by_rows::{Asked, only_by_rows};
@@ -295,8 +296,14 @@ impl RecordedStep {
     ///
     /// # Errors
     /// [`Error::Predict`] for a plan that does not fit the model.
-    pub(crate) fn under(&self, plan: &Plan, micro_batch: usize, batch: usize) -> Result<StepTrace, Error> {
-        Ok(self.trace(plan.streams(), micro_batch, batch).with_plan(&recomputed(plan))?)
+    pub(crate) fn under(
+        &self,
+        plan: &Plan,
+        micro_batch: usize,
+        batch: usize,
+        kernels: Kernels,
+    ) -> Result<StepTrace, Error> {
+        Ok(self.trace(plan.streams(), micro_batch, batch).with_plan(&recomputed(plan, kernels))?)
     }
 
     /// Peak and times of the step, quickly.
@@ -314,7 +321,7 @@ impl RecordedStep {
         let samples = micro_batch.min(batch);
         Ok(match plan.recomputed() {
             0 => trace.estimate(samples, profile)?,
-            _ => trace.with_plan(&recomputed(plan))?.estimate(samples, profile)?,
+            _ => trace.with_plan(&recomputed(plan, profile.kernels))?.estimate(samples, profile)?,
         })
     }
 
@@ -342,7 +349,7 @@ impl RecordedStep {
         batch: usize,
         profile: &BackendProfile,
     ) -> Result<Prediction, Error> {
-        Ok(self.under(plan, micro_batch, batch)?.predict(micro_batch.min(batch), profile)?)
+        Ok(self.under(plan, micro_batch, batch, profile.kernels)?.predict(micro_batch.min(batch), profile)?)
     }
 
     /// The largest micro-batch below `batch` whose plain step stays within `limit`.
@@ -391,13 +398,13 @@ impl RecordedStep {
     }
 }
 
-/// The segments of a plan that are recomputed, in kiln-memory's terms.
-fn recomputed(plan: &Plan) -> Vec<Recomputed> {
+/// The segments of a plan that are recomputed, in kiln-memory's terms. On the CPU device, inputs in host memory are where they were.
+fn recomputed(plan: &Plan, kernels: Kernels) -> Vec<Recomputed> {
     let segments = plan.segments().iter().filter(|segment| segment.mode != Mode::Plain);
     segments
         .map(|PlanSegment { blocks, mode }| Recomputed {
             blocks: blocks.clone(),
-            offloaded: *mode == Mode::Offload,
+            offloaded: *mode == Mode::Offload && kernels == Kernels::Cube,
             streamed: *mode == Mode::Stream,
         })
         .collect()
@@ -405,8 +412,8 @@ fn recomputed(plan: &Plan) -> Vec<Recomputed> {
 
 /// The segments of a plan that are recomputed in a stage that runs `blocks`, counted from its first block. A segment that a stage's end
 /// divides is recomputed in two parts.
-pub(crate) fn recomputed_in(plan: &Plan, blocks: &Range<usize>) -> Vec<Recomputed> {
-    let parts = recomputed(plan).into_iter().map(|segment| Recomputed {
+pub(crate) fn recomputed_in(plan: &Plan, blocks: &Range<usize>, kernels: Kernels) -> Vec<Recomputed> {
+    let parts = recomputed(plan, kernels).into_iter().map(|segment| Recomputed {
         blocks: segment.blocks.start.max(blocks.start)..segment.blocks.end.min(blocks.end),
         ..segment
     });
@@ -453,7 +460,9 @@ mod tests {
     #[test]
     fn a_stage_has_its_part_of_the_plan() {
         let plan = Plan::every(8, 3).unwrap(); // 0..3, 3..6 recompute, 6..8 plain
-        let parts = |blocks| recomputed_in(&plan, &blocks).into_iter().map(|part| part.blocks).collect::<Vec<_>>();
+        let parts = |blocks| {
+            recomputed_in(&plan, &blocks, Kernels::Flex).into_iter().map(|part| part.blocks).collect::<Vec<_>>()
+        };
         assert_eq!(parts(0..4), [0..3, 3..4]);
         assert_eq!(parts(4..8), [0..2; 1]);
         assert!(parts(6..8).is_empty());

@@ -318,8 +318,9 @@ impl<T: Task> Trainer<T> {
         let Ok(step) = planner.step_in(plan.precision) else { return };
         let micro_batch = setting.micro_batch.min(plan.batch);
         let limit = self.limit.or(report.device.total).unwrap_or(0);
-        let Ok(trace) = step.under(&plan_for(&self.plans, setting), micro_batch, plan.batch) else { return };
-        let Ok(explained) = trace.explain(micro_batch, limit, planner.profile(micro_batch, plan.batch)) else { return };
+        let profile = planner.profile(micro_batch, plan.batch);
+        let trace = step.under(&plan_for(&self.plans, setting), micro_batch, plan.batch, profile.kernels);
+        let Ok(explained) = trace.and_then(|trace| Ok(trace.explain(micro_batch, limit, profile)?)) else { return };
         let kinds = explained.breakdown.0.iter().filter(|(_, bytes)| **bytes > 0);
         let mut holders: Vec<MemoryHolder> =
             kinds.map(|(kind, bytes)| MemoryHolder { name: format!("{kind}, predicted"), bytes: *bytes }).collect();
