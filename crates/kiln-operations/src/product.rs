@@ -98,21 +98,22 @@ impl Product {
 
 /// Rows that a sum over rows in their order packs at a time.
 pub(crate) const CHAIN_ROWS: usize = 256;
-/// The most lines of such a sum that are a task, which packs all columns.
-const CHAIN_LINES: usize = 384;
+/// The most lines of such a sum that are a task, of few and of many columns. Each task packs all columns.
+const CHAIN_LINES: [usize; 2] = [144, 384];
 /// Columns of such a sum that are packed at a time.
 pub(crate) const CHAIN_COLUMNS: usize = 128;
 
-/// Lines of a task of such a sum, a multiple of those of a `tile`: all threads have as many tasks.
-pub(crate) fn chain_lines(lines: usize, tile: usize, threads: usize) -> usize {
-    let tasks = lines.div_ceil(CHAIN_LINES).next_multiple_of(threads.max(1));
+/// Lines of a task of a sum of so many lines and columns, a multiple of those of a `tile`: all threads have as many tasks.
+pub(crate) fn chain_lines([lines, columns]: [usize; 2], tile: usize, threads: usize) -> usize {
+    let [few, many] = CHAIN_LINES;
+    let tasks = lines.div_ceil((columns / 4).clamp(few, many)).next_multiple_of(threads.max(1));
     lines.div_ceil(tasks.max(1)).next_multiple_of(tile)
 }
 
 /// Bytes that `cpu::chain::add_in_order` packs to sum `rows` products into `lines` x `columns` values.
 pub fn chain_scratch([lines, rows, columns]: [u64; 3], cpu: &Cpu) -> u64 {
     let [line, column] = if cpu.lanes > 8 { [12, 32] } else { [6, 16] };
-    let of_task = chain_lines(lines as usize, line as usize, cpu.threads).max(1) as u64;
+    let of_task = chain_lines([lines as usize, columns as usize], line as usize, cpu.threads).max(1) as u64;
     let of_columns = columns.min(CHAIN_COLUMNS as u64).next_multiple_of(column);
     cpu.of_threads(lines.div_ceil(of_task), rows.min(CHAIN_ROWS as u64) * (of_task + of_columns))
 }

@@ -36,7 +36,7 @@ pub fn add_in_order(
         Threads::One => 1,
         Threads::All => rayon::current_num_threads(),
     };
-    let of_task = chain_lines(lines, tile.lines(), at_once);
+    let of_task = chain_lines([lines, columns], tile.lines(), at_once);
     let block = |buffers: &mut [Vec<f32>; 2], (index, out): (usize, &mut [f32])| {
         let (first, count) = (index * of_task, out.len() / columns);
         let [packed_left, packed_right] = buffers;
