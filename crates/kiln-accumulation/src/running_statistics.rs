@@ -19,6 +19,7 @@ use crate::weight::Weight;
 /// `BatchNorm`, and of other modules that follow its rule. A model without them costs one visit to its parameters.
 #[derive(Debug)]
 pub struct RunningStatistics {
+    /// Without autodiff, whose graph keeps 2 KiB for each operation on a statistic.
     before: HashMap<ParamId, Tensor<1>>,
     sum: HashMap<ParamId, Tensor<1>>,
 }
@@ -141,7 +142,7 @@ impl<F: FnMut(ParamId, Tensor<1>)> ModuleVisitor for Walk<F> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.is_statistic(param) {
-            (self.each)(param.id, same(param.val()));
+            (self.each)(param.id, same(param.val().without_autodiff()));
         }
     }
 }
@@ -157,7 +158,10 @@ impl ModuleMapper for Walk<&HashMap<ParamId, Tensor<1>>> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.each.get(&param.id).filter(|_| self.is_statistic(&param)) {
-            Some(value) => param.map(|_| same(value.clone())),
+            Some(value) => param.map(|old| {
+                let value = same(value.clone());
+                if old.is_autodiff() { value.autodiff() } else { value }
+            }),
             None => param,
         }
     }

@@ -41,8 +41,8 @@ pub trait Batch: Send + Sized + 'static {
     /// May panic when the range exceeds the batch; a step never asks for that.
     fn slice(&self, samples: Range<usize>) -> Self;
 
-    /// Bytes of host memory that the batch takes.
-    fn host_bytes(&self) -> u64;
+    /// Bytes of host memory that [slices](Self::slice) of all its samples take beside the batch.
+    fn slice_bytes(&self) -> u64;
 
     /// The quantity that the mean loss is averaged over: samples, or tokens that carry a loss.
     fn weight(&self) -> Weight {
@@ -65,9 +65,9 @@ impl Batch for ImageBatch {
         self.slice(samples)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         let second = self.mixed.as_ref().map_or(0, |mixed| mixed.labels.len());
-        (self.pixels.len() + 16 * self.labels.len() + 8 * second) as u64
+        (16 * self.labels.len() + 8 * second) as u64 // slices share the pixels
     }
 }
 
@@ -80,7 +80,7 @@ impl Batch for TextBatch {
         self.slice(samples)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         (4 * self.tokens.len() + 8 * self.ids.len()) as u64
     }
 
@@ -99,7 +99,7 @@ impl Batch for DocumentBatch {
         self.slice(samples)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         (5 * self.tokens.len() + 4 * self.lengths.len() + 8 * self.ids.len()) as u64
     }
 
@@ -123,10 +123,10 @@ impl Batch for TokenBatch {
         self.slice(samples)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         match self {
-            Self::Windows(batch) => batch.host_bytes(),
-            Self::Documents(batch) => batch.host_bytes(),
+            Self::Windows(batch) => batch.slice_bytes(),
+            Self::Documents(batch) => batch.slice_bytes(),
         }
     }
 
@@ -151,7 +151,7 @@ impl Batch for TileBatch {
         self.slice(samples)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         let samples = match &self.samples {
             Samples::U8(samples) => samples.len(),
             Samples::F32(samples) => 4 * samples.len(),
@@ -172,7 +172,7 @@ impl<T: Clone + Send + 'static> Batch for Vec<T> {
     }
 
     /// Bytes of the samples themselves, without memory that they point to.
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         size_of_val(self.as_slice()) as u64
     }
 }
@@ -193,7 +193,7 @@ impl Batch for TensorData {
         Self::from_bytes_vec(bytes, shape, self.dtype())
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         self.as_bytes().len() as u64
     }
 }
@@ -209,7 +209,7 @@ macro_rules! tensors {
                 self.clone().slice_dim(0, samples)
             }
 
-            fn host_bytes(&self) -> u64 {
+            fn slice_bytes(&self) -> u64 {
                 (self.shape().num_elements() * self.dtype().size()) as u64
             }
         }
@@ -233,9 +233,9 @@ macro_rules! tuples {
             }
 
             #[allow(non_snake_case, reason = "one name serves type and value")]
-            fn host_bytes(&self) -> u64 {
+            fn slice_bytes(&self) -> u64 {
                 let ($first, $($other),+) = self;
-                $first.host_bytes() $(+ $other.host_bytes())+
+                $first.slice_bytes() $(+ $other.slice_bytes())+
             }
 
             fn weight(&self) -> Weight {
@@ -315,7 +315,7 @@ mod tests {
         let part = Batch::slice(&data, 1..3);
         assert_eq!(part.shape().as_slice(), [2, 3, 2]);
         assert_eq!(part.try_to_vec::<f32>().unwrap(), (6..18).map(|i| i as f32).collect::<Vec<_>>());
-        assert_eq!((Batch::len(&data), data.host_bytes()), (4, 96));
+        assert_eq!((Batch::len(&data), data.slice_bytes()), (4, 96));
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!((batch.weight(), batch.shape_key()), (Weight::Tokens(3), 4));
         let parts = [0..1, 1..2].map(|part| Batch::slice(&batch, part));
         assert_eq!(parts.each_ref().map(Batch::weight), [2, 1].map(Weight::Tokens));
-        assert_eq!(parts.iter().map(Batch::host_bytes).sum::<u64>(), batch.host_bytes());
+        assert_eq!(parts.iter().map(Batch::slice_bytes).sum::<u64>(), batch.slice_bytes());
     }
 
     #[test]
@@ -338,6 +338,6 @@ mod tests {
         assert_eq!(part.0.into_data().try_to_vec::<f32>().unwrap(), [2.0, 3.0, 4.0, 5.0]);
         assert_eq!(part.1, ['b', 'c']);
         assert_eq!(batch.weight(), Weight::Samples(3));
-        assert_eq!(batch.host_bytes(), 24 + 12);
+        assert_eq!(batch.slice_bytes(), 24 + 12);
     }
 }

@@ -1,4 +1,4 @@
-//! `--exact`: the same weights under every budget, also with batch norm.
+//! The same weights under every budget: of a transformer without being asked, of others with `--exact`.
 
 use std::path::Path;
 
@@ -27,21 +27,24 @@ fn exact_runs_have_the_same_weights_under_every_budget() {
     let [_, said] = train(at, "exact", budgets);
     assert!(said.contains("whole batches of 256") && said.contains("streamed"), "{said}");
     assert!(!said.contains("batch norm sees"), "{said}");
-    assert!(config(&at.join("exact")).contains("exact = true"));
+    assert!(config(&at.join("exact")).contains("exact = \"always\""));
     assert!(weights(&at.join("exact")) == weights(&at.join("free")));
 }
 
 #[test]
-fn exact_runs_of_a_transformer_are_cut_and_have_the_same_weights() {
+fn runs_of_a_transformer_are_cut_and_have_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let train = |out: &str, steps: &str, options: &[&str]| {
-        let run = ["train", "gpt", "--exact", "--seed", "3", "--max-steps", steps, "--out", out];
+        let run = ["train", "gpt", "--seed", "3", "--max-steps", steps, "--out", out];
         stderr(&done(at, &[&run[..], options].concat()))
     };
     train("free", "4", &[]);
+    train("never", "4", &["--exact=never"]);
+    assert!(weights(&at.join("never")) != weights(&at.join("free")));
     for (out, options, said) in [
-        ("cut", &["--memory", "step:18MiB"][..], "same bits"),
+        ("always", &["--exact"][..], ""),
+        ("cut", &["--memory", "step:18MiB"], "same bits"),
         ("one", &["--micro-batch", "1", "--checkpointing", "every:1"], ""),
         // Gradients of streamed blocks leave memory.
         ("stored", &["--memory", "step:8MiB"], "streamed"),
@@ -59,7 +62,7 @@ fn exact_runs_of_a_transformer_are_cut_and_have_the_same_weights() {
     assert!(weights(&at.join("dropped")) != weights(&at.join("free")));
 
     // It goes on as planned, or as another call plans.
-    train("halves", "2", &["--memory", "step:18MiB"]);
+    train("halves", "2", &["--exact", "--memory", "step:18MiB"]);
     assert!(config(&at.join("halves")).contains("planned_micro_batch"));
     let resume = ["train", "gpt", "--resume", "halves", "--max-steps", "4"];
     let text = stderr(&done(at, &[&resume[..], &["--memory", "step:8MiB"]].concat()));

@@ -124,7 +124,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let transfer = (profile.kernels == Kernels::Cube).then_some(TRANSFER);
         let sliced_profile = match profile.kernels {
             Kernels::Flex => {
-                profile.clone().with_sample_bytes(sample.host_bytes().div_ceil(sample.len().max(1) as u64))
+                profile.clone().with_sample_bytes(sample.slice_bytes().div_ceil(sample.len().max(1) as u64))
             }
             Kernels::Cube => profile.clone(),
         };

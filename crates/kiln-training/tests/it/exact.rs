@@ -135,6 +135,39 @@ fn cuts_and_plans_change_no_bit_of_a_decoder() {
 }
 
 #[test]
+fn a_run_keeps_its_bits_where_possible_without_being_asked() {
+    let _turn = turn();
+    let [resnet, of_stock_layers] = cases();
+    let run = |case: &Case, exact: Exact, micro_batch: Option<usize>| {
+        let builder = planned(case.task.clone(), |device| case.task.make.init(device), &case.settings)
+            .with_micro_batch(micro_batch)
+            .with(|settings| settings.memory.exact = exact);
+        let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
+        for step in 0..2 {
+            let _ = trainer.step(&case.batch(step)).unwrap();
+        }
+        (Snapshot::of(&trainer), trainer.plan().unwrap().same_bits)
+    };
+    let possible = decoder(OptimizerConfig::adamw(), 8, 0.1);
+    let (expected, _) = run(&possible, Exact::Always, None);
+    for micro_batch in [None, Some(3)] {
+        let (snapshot, same_bits) = run(&possible, Exact::default(), micro_batch);
+        snapshot.assert_same(&expected, &format!("micro-batches of {micro_batch:?}"));
+        assert!(same_bits);
+        let (snapshot, same_bits) = run(&possible, Exact::Never, micro_batch);
+        assert!(snapshot.distance(&expected) > 0.0 && !same_bits);
+    }
+    for case in [resnet, of_stock_layers] {
+        for micro_batch in [None, Some(3)] {
+            let (expected, _) = run(&case, Exact::Never, micro_batch);
+            let (snapshot, same_bits) = run(&case, Exact::default(), micro_batch);
+            snapshot.assert_same(&expected, &format!("{case:?}: micro-batches of {micro_batch:?}"));
+            assert!(!same_bits);
+        }
+    }
+}
+
+#[test]
 fn cuts_and_plans_change_no_bit_of_adapters_and_ranges_of_inputs_are_not_cut() {
     let _turn = turn();
     let in_bf16 = |settings| Settings { policy: Policy::new(Precision::BF16), ..settings };

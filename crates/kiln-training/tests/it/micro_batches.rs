@@ -132,7 +132,7 @@ impl Batch for Weighed {
         Self { ids: self.ids[samples].to_vec(), weight, parts: vec![] }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         8 * self.ids.len() as u64
     }
 

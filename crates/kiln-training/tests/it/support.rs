@@ -18,7 +18,7 @@ use burn_pack::Reader;
 use kiln_precision::{Policy, ScalerState, Scaling};
 use kiln_recovery::{Failure, Injector, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery};
 use kiln_training::{
-    Boundary, Checkpoints, Event, Guard, Intervals, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule,
+    Boundary, Checkpoints, Event, Exact, Guard, Intervals, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule,
     ScheduleConfig, StepReport, Task, Trainer, TrainerBuilder,
 };
 use tempfile::TempDir;
@@ -59,6 +59,7 @@ pub(crate) struct Settings {
     pub(crate) scaling: Option<Scaling>,
     pub(crate) micro_batch: Option<usize>,
     pub(crate) every: Intervals,
+    pub(crate) exact: Exact,
 }
 
 pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
@@ -71,6 +72,7 @@ pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
         scaling: None,
         micro_batch: None,
         every: Intervals::default(),
+        exact: Exact::default(),
     }
 }
 
@@ -89,7 +91,8 @@ pub(crate) fn planned<'a, T: Task>(
     init: impl Fn(&Device) -> T::Model + 'a,
     settings: &Settings,
 ) -> TrainerBuilder<'a, T> {
-    let Settings { optimizer, schedule, steps, max_norm, policy, scaling, micro_batch, every } = settings.clone();
+    let Settings { optimizer, schedule, steps, max_norm, policy, scaling, micro_batch, every, exact } =
+        settings.clone();
     Trainer::builder(task, init)
         .with_optimizer(move |model: &T::Model| optimizer.groups(model))
         .with_schedule(schedule)
@@ -99,6 +102,7 @@ pub(crate) fn planned<'a, T: Task>(
         .with(|settings| settings.run.loss_scaling = scaling)
         .with_micro_batch(micro_batch)
         .with(|settings| settings.checkpoints.intervals = every)
+        .with(|settings| settings.memory.exact = exact)
         .with_seed(3)
         .with_recovery(false)
 }

@@ -17,8 +17,8 @@ use kiln_data::TrainTest;
 use kiln_parallel::{Communicator, Schedule};
 use kiln_recovery::Injector;
 use kiln_training::{
-    Checkpoints, Event, Finish, Intervals, OptimizerConfig, OptimizerGroups, Recompute, StagesConfig, StepReport,
-    StoreConfig, TrainerBuilder,
+    Checkpoints, Event, Exact, Finish, Intervals, OptimizerConfig, OptimizerGroups, Recompute, StagesConfig,
+    StepReport, StoreConfig, TrainerBuilder,
 };
 
 pub(crate) use model::{
@@ -207,7 +207,8 @@ impl Case {
         communicator: Option<Arc<dyn Communicator>>,
     ) -> TrainerBuilder<'_, Classify> {
         let mut builder = planned(self.task.clone(), |device| self.task.make.init(device), &self.settings);
-        if way.plan.is_none() && way.stages.is_none() {
+        // A step that was not recorded adds gradients in any order.
+        if way.plan.is_none() && way.stages.is_none() && self.settings.exact != Exact::Always {
             builder = builder.with_prediction(false);
         }
         if let Some(smaller) = &self.smaller {

@@ -215,7 +215,7 @@ impl Batch for Samples {
         Self { ids: self.ids[samples].to_vec(), tokens: self.tokens }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         (size_of::<usize>() * self.ids.len()) as u64
     }
 

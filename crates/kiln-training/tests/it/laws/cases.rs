@@ -11,7 +11,7 @@ use burn::optim::{AdamConfig, SgdConfig};
 use kiln_checkpointing::{Mode, Plan, PlanSegment};
 use kiln_parallel::Schedule;
 use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
-use kiln_training::{OptimizerConfig, OptimizerGroups, Schedule as Rates, StepReport};
+use kiln_training::{Exact, OptimizerConfig, OptimizerGroups, Schedule as Rates, StepReport};
 
 use crate::case::{
     Case, Classify, Make, Parts, SCHEDULES, Shortcut, Smaller, Way, four_bits, gpt, large_vocabulary, lora, nested,
@@ -20,7 +20,7 @@ use crate::case::{
 use crate::support::Settings;
 
 pub(super) fn cases() -> Vec<Case> {
-    [
+    let in_any_order = [
         reference_models(),
         large_vocabularies(),
         smaller_models(),
@@ -31,6 +31,31 @@ pub(super) fn cases() -> Vec<Case> {
         replicas(),
     ]
     .concat()
+    .into_iter()
+    .map(|case| case.with(|settings| Settings { exact: Exact::Never, ..settings }));
+    in_any_order.chain(in_order()).collect()
+}
+
+/// Models whose rows are added to gradients in their order, in memory, in a store, in stages and on replicas.
+fn in_order() -> Vec<Case> {
+    let in_order = |settings| Settings { exact: Exact::Always, ..settings };
+    let in_stages = |count| Way::stages(stages(count, Schedule::OneForwardOneBackward));
+    let mut cases = vec![];
+    for (optimizer, precision, dropout) in [
+        (OptimizerConfig::adamw(), Precision::F32, 0.2),
+        (OptimizerConfig::sgd(), Precision::F16, 0.0),
+        (OptimizerConfig::adamw(), Precision::BF16, 0.0),
+    ] {
+        let make = Make::Gpt(gpt(dropout, true));
+        let case =
+            Case::new(make.clone(), optimizer, 6, 3).with(|settings| in_precision(in_order(settings), precision));
+        let case = case.named(format!("GPT whose rows are added in order, {optimizer:?} in {precision}"));
+        let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
+        let ways = vec![Way::default(), Way::streamed(make.blocks_in_store()), Way::replicas(2, false)];
+        let more = [plans(&make), vec![in_stages(2), in_stages(3), Way::replicas(2, true)]].concat();
+        cases.push(Case { ways, more, disturbed: precision == Precision::F32, chunks: 2, shows, ..case });
+    }
+    cases
 }
 
 /// Norms are in f32. In f16 the scale overflows in the first step, and grows after the third.
