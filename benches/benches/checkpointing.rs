@@ -179,7 +179,6 @@ fn transformers(device: &Device) {
         ("every:1", Plan::every(24, 1).unwrap()),
         ("every:4", Plan::every(24, 4).unwrap()),
         ("sqrt", sqrt),
-        ("offload", Plan::offload(24, 1).unwrap()),
     ];
     println!("{HEAD}");
     compare("24 transformer blocks", &case, &plans, 9);
