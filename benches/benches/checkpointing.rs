@@ -175,11 +175,7 @@ fn transformers(device: &Device) {
     let case = transformer(device);
     let costs = case.costs();
     let sqrt = Plan::sqrt(case.blocks(), mean(&costs, |cost| cost.input), mean(&costs, |cost| cost.saved));
-    let plans = [
-        ("every:1", Plan::every(24, 1).unwrap()),
-        ("every:4", Plan::every(24, 4).unwrap()),
-        ("sqrt", sqrt),
-    ];
+    let plans = [("every:1", Plan::every(24, 1).unwrap()), ("every:4", Plan::every(24, 4).unwrap()), ("sqrt", sqrt)];
     println!("{HEAD}");
     compare("24 transformer blocks", &case, &plans, 9);
 }

@@ -28,7 +28,8 @@ fn replicas_and_stages_give_the_weights_of_a_run_without() {
         done(at, &train(data, out, &[&["--max-steps", "12"], more].concat()));
         (weights(&at.join(out)), losses(&at.join(out)))
     };
-    let halves = run("halves", &["--micro-batch", "2"]);
+    let never = |out: &str, more: &[&str]| run(out, &[&["--exact=never"], more].concat());
+    let halves = never("halves", &["--micro-batch", "2"]);
     for (out, more) in [
         ("replicas", &["--replicas", "2"][..]),
         ("sharded", &["--replicas", "2", "--shard-optimizer"]),
@@ -37,7 +38,17 @@ fn replicas_and_stages_give_the_weights_of_a_run_without() {
         ("sequential", &["--stages", "2", "--micro-batch", "2", "--pipeline-schedule", "sequential"]),
         ("both", &["--stages", "2", "--replicas", "2", "--micro-batch", "2"]),
     ] {
-        assert!(run(out, more) == halves, "{out}: other losses or weights");
+        assert!(never(out, more) == halves, "{out}: other losses or weights");
+    }
+    // Sums in the order of the rows have the same bits in any micro-batches too.
+    let (free, _) = run("free", &[]);
+    for (out, more) in [
+        ("cut", &["--micro-batch", "2"][..]),
+        ("in-stages", &["--stages", "2"]),
+        ("on-replicas", &["--replicas", "2", "--exact"]),
+        ("divided", &["--replicas", "4", "--shard-optimizer", "--exact"]),
+    ] {
+        assert!(run(out, more).0 == free, "{out}: other weights");
     }
 
     // A run goes on with another number of replicas, and with stages: the sums of gradients are rounded otherwise.

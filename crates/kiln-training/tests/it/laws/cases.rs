@@ -39,7 +39,6 @@ pub(super) fn cases() -> Vec<Case> {
 /// Models whose rows are added to gradients in their order, in memory, in a store, in stages and on replicas.
 fn in_order() -> Vec<Case> {
     let in_order = |settings| Settings { exact: Exact::Always, ..settings };
-    let in_stages = |count| Way::stages(stages(count, Schedule::OneForwardOneBackward));
     let mut cases = vec![];
     for (optimizer, precision, dropout) in [
         (OptimizerConfig::adamw(), Precision::F32, 0.2),
@@ -52,7 +51,7 @@ fn in_order() -> Vec<Case> {
         let case = case.named(format!("GPT whose rows are added in order, {optimizer:?} in {precision}"));
         let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
         let ways = vec![Way::default(), Way::streamed(make.blocks_in_store()), Way::replicas(2, false)];
-        let more = [plans(&make), vec![in_stages(2), in_stages(3), Way::replicas(2, true)]].concat();
+        let more = [plans(&make), vec![in_stages, Way::replicas(2, true)]].concat();
         cases.push(Case { ways, more, disturbed: precision == Precision::F32, chunks: 2, shows, ..case });
     }
     cases
