@@ -51,6 +51,7 @@ fn in_order() -> Vec<Case> {
         let case = case.named(format!("GPT whose rows are added in order, {optimizer:?} in {precision}"));
         let shows = if precision == Precision::F16 { is_skipped_once } else { |_: &[StepReport]| true };
         let ways = vec![Way::default(), Way::streamed(make.blocks_in_store()), Way::replicas(2, false)];
+        let in_stages = Way::stages(stages(2, Schedule::OneForwardOneBackward));
         let more = [plans(&make), vec![in_stages, Way::replicas(2, true)]].concat();
         cases.push(Case { ways, more, disturbed: precision == Precision::F32, chunks: 2, shows, ..case });
     }
