@@ -72,7 +72,7 @@ impl Batch for Rows {
         Self(self.0[samples.start * WIDTH..samples.end * WIDTH].to_vec())
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         4 * self.0.len() as u64
     }
 }

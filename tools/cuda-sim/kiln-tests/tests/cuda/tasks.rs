@@ -64,7 +64,7 @@ impl Batch for ImageBatch {
         Self { x: self.x[samples.start * pixels..samples.end * pixels].to_vec(), y: self.y[samples].to_vec() }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         (4 * self.x.len() + 8 * self.y.len()) as u64
     }
 }
@@ -137,7 +137,7 @@ impl Batch for Sequences {
         Self(self.0[samples].to_vec())
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn slice_bytes(&self) -> u64 {
         self.0.iter().map(|sequence| 8 * sequence.len() as u64).sum()
     }
 
