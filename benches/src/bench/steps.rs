@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use kiln_data::Replica;
 use kiln_memory::{BackendProfile, Meter};
 use kiln_parallel::{Communicator, Local};
-use kiln_training::{Pass, Recompute, ScheduleConfig, Task, Trainer, TrainerBuilder};
+use kiln_training::{Exact, Pass, Recompute, ScheduleConfig, Task, Trainer, TrainerBuilder};
 
 use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
@@ -74,6 +74,8 @@ pub(crate) fn prepare<P: Pipeline>(run: Run<P>, profile: BackendProfile, takes: 
     let (builder, setup) = run.into_builder();
     let (sample, loader_bytes) = setup.sample()?;
     let builder = builder.with(|settings| settings.memory.profile = Some(profile));
+    // A step without a prediction adds gradients in any order: all do here, so that they differ in what a case is about alone.
+    let builder = builder.with(|settings| settings.memory.exact = Exact::Never);
     let builder = match takes {
         Loop::Armed => builder.with(|settings| settings.memory.loader_bytes = loader_bytes),
         _ if setup.settings.run.checkpointing == Recompute::None && setup.settings.run.parallel.stages.is_none() => {

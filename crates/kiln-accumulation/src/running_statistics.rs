@@ -19,7 +19,7 @@ use crate::weight::Weight;
 /// `BatchNorm`, and of other modules that follow its rule. A model without them costs one visit to its parameters.
 #[derive(Debug)]
 pub struct RunningStatistics {
-    /// Without autodiff, whose graph keeps 2 KiB for each operation on a statistic.
+    /// Without autodiff, whose graph keeps memory for each operation on a statistic.
     before: HashMap<ParamId, Tensor<1>>,
     sum: HashMap<ParamId, Tensor<1>>,
 }
@@ -160,7 +160,10 @@ impl ModuleMapper for Walk<&HashMap<ParamId, Tensor<1>>> {
         match self.each.get(&param.id).filter(|_| self.is_statistic(&param)) {
             Some(value) => param.map(|old| {
                 let value = same(value.clone());
-                if old.is_autodiff() { value.autodiff() } else { value }
+                match old.gradient_checkpointing_strategy() {
+                    Some(strategy) => value.autodiff().with_gradient_checkpointing_strategy(strategy),
+                    None => value,
+                }
             }),
             None => param,
         }

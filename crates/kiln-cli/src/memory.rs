@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
-use kiln_data::{Loader, printable};
+use kiln_data::{Loader, LoaderStats, printable};
 use kiln_runs::{memory_page, replace};
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
@@ -23,8 +23,10 @@ use crate::usage::Usage;
 const STEPS: usize = 3;
 /// The most batches that are tried for these steps: in f16 the first ones are skipped until the loss scale fits.
 const BATCHES: usize = 40;
-/// The longest wait for the loader.
-const FILL: Duration = Duration::from_secs(2);
+/// How often the loader is asked whether it is full, how often it must have done nothing, and how often it is asked at most.
+const POLL: Duration = Duration::from_millis(10);
+const IDLE: usize = 10;
+const POLLS: usize = 300;
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;
 
@@ -59,15 +61,18 @@ fn compared(plan: &StagePlan, measured: &[StageMemory]) -> String {
     text
 }
 
-/// Waits until the loader has made as many batches as it may.
+/// Waits until the loader has as many batches as it may, and its threads have nothing to do.
 fn fill<O: Send + 'static>(loader: &Loader<O>) {
-    let end = Instant::now() + FILL;
-    let made = || loader.stats().assemble_seconds;
-    let mut before = made();
-    while Instant::now() < end {
-        std::thread::sleep(FILL / 100);
-        let now = made();
-        if loader.is_full() && now == before {
+    let worked = || {
+        let LoaderStats { read_seconds, decode_seconds, resize_seconds, assemble_seconds, .. } = loader.stats();
+        [read_seconds, decode_seconds, resize_seconds, assemble_seconds]
+    };
+    let (mut before, mut idle) = (worked(), 0);
+    for _ in 0..POLLS {
+        std::thread::sleep(POLL);
+        let now = worked();
+        idle = if loader.is_full() && now == before { idle + 1 } else { 0 };
+        if idle == IDLE {
             return;
         }
         before = now;

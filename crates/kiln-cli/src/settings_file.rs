@@ -98,6 +98,13 @@ impl SettingsFile {
         self.get(table, key)?.as_str()
     }
 
+    /// Adds a setting that a table lacks.
+    pub(crate) fn complete(&mut self, table: &str, key: &str, value: &str) {
+        if let Some(Value::Table(table)) = self.tables.get_mut(table) {
+            table.entry(key).or_insert_with(|| Value::String(value.into()));
+        }
+    }
+
     /// Removes settings of a table.
     pub(crate) fn remove(&mut self, table: &str, keys: &[&str]) {
         if let Some(Value::Table(table)) = self.tables.get_mut(table) {

@@ -225,11 +225,17 @@ fn statistics(norm: &BatchNorm) -> [Vec<f64>; 2] {
 #[test]
 fn running_statistics_move_once_by_the_weighted_mean_of_the_micro_batches() {
     let device = Device::flex().autodiff();
-    let norm = BatchNormConfig::new(3).init(&device);
+    for device in [device.clone(), device.gradient_checkpointing()] {
+        assert_running_statistics_move_once(&device);
+    }
+}
+
+fn assert_running_statistics_move_once(device: &Device) {
+    let norm = BatchNormConfig::new(3).init(device);
     // Statistics that are not the initial ones, so that forgetting them shows.
-    let _ = norm.forward(Tensor::<2>::random([32, 3], Distribution::Normal(4.0, 2.0), &device));
+    let _ = norm.forward(Tensor::<2>::random([32, 3], Distribution::Normal(4.0, 2.0), device));
     let [mean, var] = statistics(&norm);
-    let x = Tensor::<2>::random([10, 3], Distribution::Normal(-1.0, 3.0), &device);
+    let x = Tensor::<2>::random([10, 3], Distribution::Normal(-1.0, 3.0), device);
     let split = Split::new(10, 4).unwrap();
 
     let mut running = RunningStatistics::before(&norm);

@@ -73,7 +73,8 @@ impl Checkpoint {
         self
     }
 
-    /// Keeps the segment's float inputs in host memory until the backward pass, instead of on their device.
+    /// Keeps the segment's float inputs in host memory until the backward pass, instead of on their device. On the CPU device, whose memory is
+    /// the host's, they stay where they are.
     pub fn offload(mut self) -> Self {
         self.offload = true;
         self

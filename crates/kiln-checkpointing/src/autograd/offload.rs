@@ -100,3 +100,24 @@ impl TensorMap for Give {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Int};
+
+    use super::*;
+
+    #[test]
+    fn inputs_in_host_memory_come_back_in_their_dtype() {
+        let device = Device::flex();
+        let x = Tensor::<2>::from_floats([[1.5, -2.0], [0.25, 7.0]], &device);
+        let inputs = (x.clone(), x.clone().cast(DType::BF16), Tensor::<1, Int>::from_ints([3, 4], &device));
+        let saved = Saved::new(inputs.clone(), Place::Host, "block").unwrap();
+        let Saved::Host((empty, ..), data) = &saved else { panic!("they are on the device") };
+        assert_eq!((empty.dims(), data.len()), ([0, 0], 2));
+        let (x, low, ids) = saved.restore(&device).unwrap();
+        assert_eq!(x.into_data(), inputs.0.into_data());
+        assert_eq!(low.into_data(), inputs.1.into_data());
+        assert_eq!(ids.into_data(), inputs.2.into_data());
+    }
+}

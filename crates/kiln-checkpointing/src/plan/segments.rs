@@ -74,7 +74,8 @@ impl Plan {
         Self::uniform(blocks, length, Mode::Recompute)
     }
 
-    /// Segments of `length` blocks as [`every`](Self::every) makes them, with their inputs in host memory.
+    /// Segments of `length` blocks as [`every`](Self::every) makes them, with their inputs in host memory. They are there anyway on the CPU
+    /// device.
     ///
     /// # Errors
     /// [`Error::EmptySegment`] when `length` is 0.

@@ -62,10 +62,10 @@ pub(crate) struct CallArgs {
     #[arg(long, help_heading = "Model")]
     pub(crate) stock_layers: bool,
     /// With --memory: compute in bf16 if the run does not fit in its own precision
-    #[arg(long, conflicts_with = "exact", help_heading = "Memory")]
+    #[arg(long, help_heading = "Memory")]
     pub(crate) allow_bf16: bool,
     /// With --memory: keep optimizer state in 8 bits if the run does not fit otherwise
-    #[arg(long, requires = "memory", conflicts_with = "exact", help_heading = "Memory")]
+    #[arg(long, requires = "memory", help_heading = "Memory")]
     pub(crate) allow_8bit_optimizer: bool,
     /// Seconds that a batch waits for memory that another program holds [default: 300]
     ///

@@ -275,11 +275,21 @@ impl<P: Pipeline> Setup<P> {
         if let Some(largest) = &self.largest {
             return Ok((largest.slice(0..largest.len()), loader_bytes));
         }
-        // No larger batch is made, whose memory the trainer would take for that of the program.
-        let Some(sample) = self.data.train.sample(SAMPLES)?.filter(|_| self.batches() > 0) else {
+        // No more are made than needed: the trainer would take their memory for that of the program. Some may be unreadable.
+        let (mut count, most) = (SAMPLES, self.settings.run.batch_size.max(SAMPLES));
+        let sample = loop {
+            match self.data.train.sample(count) {
+                Ok(Some(sample)) if sample.len() >= SAMPLES || count >= most => break Some(sample),
+                Ok(None) => break None,
+                Err(error) if count >= most => return Err(error.into()),
+                Ok(Some(_)) | Err(_) => count = (2 * count).min(most),
+            }
+        };
+        let Some(sample) = sample.filter(|_| self.batches() > 0) else {
             let expected = "at least one batch to plan a step from";
             return Err(Error::InvalidSetting { name: "number of batches", value: "0".into(), expected });
         };
+        let sample = sample.slice(0..sample.len().min(SAMPLES));
         Ok((sample, loader_bytes))
     }
 

@@ -65,14 +65,14 @@ pub struct RunSettings {
     #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
-    /// Whether memory must change no bit [default: where-possible, without a value: always]
+    /// Whether a budget may change bits [default: where-possible; --exact alone: always]
     ///
-    /// --memory, and memory that runs out, recompute, offload and stream blocks. They also cut batches. Where gradients can be added up
-    /// row by row, as those of a lean GPT on the CPU, no bit depends on the cut. Otherwise sums are rounded in another order, and batch norm
-    /// sees other batches: with `always` such batches are cut as --micro-batch says, or not at all. On replicas only `always` adds up so.
+    /// where-possible: a budget changes no bit of a GPT or Llama on the CPU, and cuts batches of other models into micro-batches, which changes
+    /// bits. always: batches of other models stay whole, or as --micro-batch says, and blocks are recomputed and streamed; replicas have the
+    /// bits of one device. never: gradients are summed in the fastest order.
     #[arg(long, value_parser = EXACT, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always",
         help_heading = "Memory")]
-    #[serde(default, skip_serializing_if = "is_where_possible", deserialize_with = "exact")]
+    #[serde(default)]
     pub exact: Exact,
     /// What layers compute in; f16 has a dynamic loss scale [default: f32]
     ///
@@ -177,7 +177,7 @@ pub struct RunSettings {
     #[arg(skip)]
     #[serde(skip)]
     pub weights_in_checkpoint: bool,
-    /// The micro-batch that was planned for an exact run without a given one. No bit depends on it.
+    /// The micro-batch that was planned for a run with `--exact` without a given one. No bit depends on it.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned_micro_batch: Option<usize>,
@@ -333,25 +333,6 @@ impl RunSettings {
             other => *other == Recompute::Stream,
         }
     }
-}
-
-fn is_where_possible(exact: &Exact) -> bool {
-    *exact == Exact::WherePossible
-}
-
-/// Earlier settings files say whether a run is exact.
-fn exact<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exact, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Earlier {
-        When(Exact),
-        Is(bool),
-    }
-    Ok(match Earlier::deserialize(deserializer)? {
-        Earlier::When(when) => when,
-        Earlier::Is(true) => Exact::Always,
-        Earlier::Is(false) => Exact::Never,
-    })
 }
 
 fn is_f32(precision: &Precision) -> bool {

@@ -191,15 +191,19 @@ fn plan<T: Task>(
     let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
         optimizer.offloaded_groups(model)
     });
-    let builder =
-        builder.with(|settings| settings.memory.exact = if arguments.exact { Exact::Always } else { Exact::default() });
+    let layout = divided::layout(arguments)?;
+    let exact = match layout.as_ref().map_or(1, |layout| layout.replicas) {
+        _ if arguments.exact => Exact::Always,
+        1 => Exact::WherePossible,
+        _ => Exact::Never, // as a run on replicas
+    };
+    let builder = builder.with(|settings| settings.memory.exact = exact);
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
         (None, Some(small)) if !arguments.exact && has_bytes => {
             builder.with_allowed_optimizer(small.name(), move |model| small.groups(model))
         }
         _ => builder,
     };
-    let layout = divided::layout(arguments)?;
     // A replica has its own part of the batch.
     let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
     let planner = builder.planner(&profile, sample, batch / replicas)?;

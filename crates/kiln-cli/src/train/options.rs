@@ -7,7 +7,7 @@ use kiln_compression::AdapterKind;
 use kiln_data::printable;
 use kiln_models::DecoderConfig;
 use kiln_runs::{CHECKPOINTS, CONFIG};
-use kiln_training::{BatchRule, BatchScaling, Checkpoints, OptimizerConfig};
+use kiln_training::{BatchRule, BatchScaling, Checkpoints, Exact, OptimizerConfig};
 
 use crate::cli::{AdapterArgs, CallArgs, LoraArgs, TeacherArgs};
 use crate::given::Given;
@@ -84,6 +84,10 @@ pub(super) fn settings_file<P: Pipeline>(
     let Some(path) = settings_path(options, call)? else { return Ok(None) };
     let mut file = SettingsFile::read(&path)?;
     file.expect(&P::KIND)?;
+    // Runs of programs that had no such setting added gradients in any order.
+    if call.resume.is_some() {
+        file.complete("run", "exact", "never");
+    }
     let [init, from] = ["init", "from"].map(|option| call.given.any(&[option]));
     if from {
         file.remove_adapters();
@@ -99,10 +103,8 @@ pub(super) fn settings_file<P: Pipeline>(
         file.remove("run", &["init", "store"]);
         if file.get("run", "memory").is_some() {
             file.remove("run", &["checkpointing", "optimizer_offload", "planned_micro_batch"]);
-            let is_exact = file
-                .get("run", "exact")
-                .is_some_and(|when| when.as_bool() == Some(true) || when.as_str() == Some("always"));
-            if !is_exact {
+            let exact = file.get("run", "exact").cloned().and_then(|exact| exact.try_into::<Exact>().ok());
+            if exact != Some(Exact::Always) {
                 file.remove("run", &["micro_batch"]);
             }
         }

@@ -148,6 +148,7 @@ fn runs_drawn_at_random_stay_within_their_budgets() {
             // takes back: a control group holds the program, or ends it, so that it does not refuse. Without one, it has taken no more than to
             // refuse any budget.
             let least = || {
+                let _ = fs::remove_dir_all(at.join(CACHE)); // it measures the machine, as the run may have done
                 let any = format!("train {options} --max-steps 3 --memory 4MiB --out refused");
                 self::run(at, &any.split(' ').collect::<Vec<&str>>(), None).most
             };

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::category::Category;
 use crate::error::Error;
-use crate::predict::{BackendProfile, Buffer, Prediction, largest};
+use crate::predict::{BackendProfile, Buffer, Kernels, Prediction, largest};
 use crate::trace::{Recomputed, StepTrace, TraceRole};
 
 use super::explanation::Suggestion;
@@ -50,7 +50,7 @@ impl StepTrace {
                 suggestion(name, after.peak_bytes).with_relative_time(seconds(after) / before)
             };
             suggestions.push(of(name.clone(), &kept));
-            if offloaded.peak_bytes < kept.peak_bytes {
+            if profile.kernels == Kernels::Cube && offloaded.peak_bytes < kept.peak_bytes {
                 suggestions.push(of(name + ", inputs in host memory", &offloaded));
             }
         }

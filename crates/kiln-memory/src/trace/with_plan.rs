@@ -15,7 +15,7 @@ use super::step_trace::StepTrace;
 pub struct Recomputed {
     /// The blocks, counted from zero.
     pub blocks: Range<usize>,
-    /// Whether the segment's input is kept in host memory.
+    /// Whether the segment's input is kept in host memory, on a device with memory of its own.
     pub offloaded: bool,
     /// Whether its input and its parameters are in a store, except while the segment runs. All gradients, and the optimizer's state for all parameters,
     /// are then in the store, and the update takes one parameter after the other.

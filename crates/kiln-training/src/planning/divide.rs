@@ -7,6 +7,7 @@ use kiln_memory::{BackendProfile, InFlight, Kernels, StageEstimate, StepTrace, f
 use kiln_parallel::{BUCKET_BYTES, BlockCost, DeviceLimit, Ownership, SplitOptions, Stages, simulate};
 use kiln_precision::Precision;
 
+use super::cuts::Cuts;
 use super::planner::Planner;
 use super::recorded::{RecordedStep, recomputed_in};
 use super::stage_plan::{DeviceLayout, StageLoad, StagePlan};
@@ -279,7 +280,7 @@ impl Division<'_> {
             // Each device copies its own part of the state, which takes at most as long as one device that copies all of it.
             seconds: timeline.seconds() + update + self.planner.update_transfer,
             moved_bytes: 0,
-            same_bits: false,
+            same_bits: *self.step.cuts() == Cuts::KeepBits,
             fits: fits_within(peak_bytes, self.limit) && makes_buffers,
         };
         Ok(StagePlan { step, layout: self.layout.clone(), stages, loads, bubble: timeline.bubble() })

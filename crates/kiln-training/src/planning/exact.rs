@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 /// shows that gradients are added up row by row and each sample is computed by itself
 /// ([`Planner::keeps_bits`](crate::Planner::keeps_bits)): its layers are those of kiln-layers, without batch norm and burn's own dropout, its
 /// loss is a mean over the weight of a batch, it has no attachments but adapters, and it has not both stages and replicas.
-/// [`micro_batch`](crate::MemoryConfig::micro_batch) is then the most samples at once.
+/// [`micro_batch`](crate::MemoryConfig::micro_batch) is then the most samples at once. A step that is not
+/// [recorded](crate::MemoryConfig::prediction) adds gradients in any order.
+///
+/// Settings files may also say `true` for [`Always`](Self::Always) and `false` for [`Never`](Self::Never).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", from = "Setting")]
 pub enum Exact {
-    /// Where batches can be cut so. Other models are cut all the same, which rounds sums of gradients in another order, and shows
-    /// batch norm and burn's dropout other batches. On replicas: not.
+    /// Where batches can be cut so, on one replica. Batches of other models are cut all the same: sums of gradients are rounded in another
+    /// order, and batch norm and burn's dropout see other batches.
     #[default]
     WherePossible,
     /// Always, also on replicas. Where batches cannot be cut so, micro-batches have [`micro_batch`](crate::MemoryConfig::micro_batch) samples, or
@@ -22,4 +25,52 @@ pub enum Exact {
     Always,
     /// Never: gradients of weights are summed by the fastest products, in an order that depends on the cut.
     Never,
+}
+
+/// What a settings file says.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Setting {
+    When(When),
+    Is(bool),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum When {
+    WherePossible,
+    Always,
+    Never,
+}
+
+impl From<Setting> for Exact {
+    fn from(setting: Setting) -> Self {
+        match setting {
+            Setting::When(When::WherePossible) => Self::WherePossible,
+            Setting::When(When::Always) | Setting::Is(true) => Self::Always,
+            Setting::When(When::Never) | Setting::Is(false) => Self::Never,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_a_word_or_what_earlier_files_say() {
+        for (text, expected) in [
+            ("\"where-possible\"", Exact::WherePossible),
+            ("\"always\"", Exact::Always),
+            ("true", Exact::Always),
+            ("false", Exact::Never),
+        ] {
+            assert_eq!(serde_json::from_str::<Exact>(text).unwrap(), expected, "{text}");
+        }
+        for exact in [Exact::WherePossible, Exact::Always, Exact::Never] {
+            let text = serde_json::to_string(&exact).unwrap();
+            assert_eq!(serde_json::from_str::<Exact>(&text).unwrap(), exact);
+        }
+        assert!(serde_json::from_str::<Exact>("\"sometimes\"").is_err());
+    }
 }

@@ -169,8 +169,8 @@ impl Planner {
         self.steps.first().map_or(Cuts::Round, |(_, step)| cuts(step))
     }
 
-    /// Why micro-batches change the bits of an [exact](crate::MemoryConfig::exact) run, which therefore takes whole batches. `None` if they do
-    /// not, or if the run is not exact.
+    /// Why micro-batches change the bits of a run that [would keep them](crate::MemoryConfig::exact). `None` if they do not, or if the run need not
+    /// keep them.
     pub fn mixes_samples(&self) -> Option<Mixes> {
         match self.cuts(false) {
             Cuts::Mix(mixes) => Some(mixes),
@@ -178,7 +178,7 @@ impl Planner {
         }
     }
 
-    /// Whether an [exact](crate::MemoryConfig::exact) run may be cut into any micro-batches, since they have the same bits.
+    /// Whether the run may be cut into any micro-batches with the same bits, since its rows are added [in order](crate::Exact).
     pub fn keeps_bits(&self) -> bool {
         self.cuts(false) == Cuts::KeepBits
     }

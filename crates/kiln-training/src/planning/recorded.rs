@@ -63,8 +63,8 @@ pub(crate) struct StepKind {
     pub(crate) store: bool,
     /// Whether rows are added to gradients in their order, if then a batch has the same bits in any division.
     pub(crate) in_order: bool,
-    /// Whether long sequences, which are taken in parts, then have any order.
-    pub(crate) in_parts: bool,
+    /// Whether it is in order only where nothing else is lost by it: long sequences are taken in parts, and batches can be cut in a store too.
+    pub(crate) where_possible: bool,
 }
 
 impl RecordedStep {
@@ -94,7 +94,7 @@ impl RecordedStep {
             let options = StepOptions {
                 accumulate,
                 in_order: in_order.get(),
-                in_parts: kind.in_parts,
+                in_parts: kind.where_possible,
                 gradients_in_f32: true,
                 scale_gradients: scales.get(),
                 reads_norm: true,
@@ -176,7 +176,11 @@ impl RecordedStep {
             }
             false => None,
         };
-        Ok(Self { in_memory, in_store, cuts })
+        let recorded = Self { in_memory, in_store, cuts };
+        match kind.where_possible && recorded.is_whole_in_store() {
+            true => Self::of(task, &StepKind { in_order: false, ..*kind }, sample, build, optimizer),
+            false => Ok(recorded),
+        }
     }
 
     /// The recordings of a step in memory, or in a store.

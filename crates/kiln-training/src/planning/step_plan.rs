@@ -98,7 +98,7 @@ pub struct StepPlan {
     /// Bytes that a step reads from a store and writes to it. 0 for a plan that streams nothing.
     #[serde(default)]
     pub moved_bytes: u64,
-    /// Whether the step of an [exact](crate::MemoryConfig::exact) run has the bits of any other micro-batch.
+    /// Whether the step has the bits of any other micro-batch, since its rows are added [in order](crate::Exact).
     #[serde(default)]
     pub same_bits: bool,
     /// Whether the peak stays within the limit that was asked for, and each tensor within the device's largest buffer.

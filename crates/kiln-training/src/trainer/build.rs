@@ -158,8 +158,14 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
         let streams = plan.as_ref().is_some_and(|plan| plan.checkpoints.streams());
-        let cuts = planner.as_ref().map_or(Cuts::Round, |planner| planner.cuts(streams));
-        let in_order = planner.as_ref().is_some_and(Planner::keeps_bits);
+        let (in_order, cuts) = match (&planner, &plan) {
+            (Some(planner), Some(plan)) => {
+                let step = planner.planner_for(plan).step_in(plan.precision)?;
+                let cuts = if streams { step.cuts_in_store() } else { step.cuts().clone() };
+                (*step.cuts() == Cuts::KeepBits, cuts)
+            }
+            _ => (false, Cuts::Round),
+        };
         let fixed = cuts != Cuts::KeepBits && (in_order || self.memory.exact == Exact::Always);
         match &cuts {
             Cuts::Mix(mixes) if fixed => tracing::info!("batches are not cut: {mixes}"),

@@ -323,7 +323,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// Makes the trainer one of several replicas of a model, each of which computes a part of every batch. Each replica has a trainer of
     /// its own, in its own thread or process, built with the same settings. Its batches hold its part of the samples
     /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that all replicas
-    /// take the same step. With one micro-batch each, a step has the same bits as one on the whole batch in as many micro-batches.
+    /// take the same step. With one micro-batch each, a step has the same bits as one on the whole batch in as many micro-batches, if
+    /// both add gradients in the same [order](crate::Exact).
     ///
     /// Only the first replica writes checkpoints; all replicas have the same checkpoint settings. A run resumes with any number of
     /// replicas. [`with_batch_size`](Self::with_batch_size) counts the samples of all replicas. If memory runs out on one replica, all

@@ -92,7 +92,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             scales_gradients,
             store: self.store_to_plan_with().is_some(),
             in_order: kernels == Kernels::Flex && self.adds_in_order(),
-            in_parts: self.memory.exact == Exact::WherePossible,
+            where_possible: self.memory.exact == Exact::WherePossible,
         };
         let build = |device: &Device| {
             (self.attach)(self.initial.recorded(device, &self.run.frozen)?, &policy).map(|(model, _)| model)

@@ -123,7 +123,7 @@ impl<T: Task> Computation<'_, T> {
 
 /// Computes the gradients of one micro-batch after the other.
 ///
-/// The order: for each micro-batch seed the device from (seed, step, micro-batch), forward, scale, backward, add in f32.
+/// The order: for each micro-batch seed the device from (seed, step, micro-batch), or from (seed, step) where rows are added in order, forward, scale, backward, add in f32.
 pub(crate) fn compute_in_turn<T: Task>(
     inputs: &Computation<'_, T>,
     model: &T::Model,

@@ -211,6 +211,9 @@ impl Case {
         if way.plan.is_none() && way.stages.is_none() && self.settings.exact != Exact::Always {
             builder = builder.with_prediction(false);
         }
+        if self.settings.exact == Exact::Always && communicator.is_none() {
+            builder = builder.with(|settings| settings.memory.exact = Exact::WherePossible);
+        }
         if let Some(smaller) = &self.smaller {
             builder = smaller.on(builder);
         }

@@ -36,7 +36,7 @@ pub(super) fn cases() -> Vec<Case> {
     in_any_order.chain(in_order()).collect()
 }
 
-/// Models whose rows are added to gradients in their order, in memory, in a store, in stages and on replicas.
+/// Models whose rows are added to gradients in their order, in memory, in a store and in stages by default, and on replicas that ask for it.
 fn in_order() -> Vec<Case> {
     let in_order = |settings| Settings { exact: Exact::Always, ..settings };
     let mut cases = vec![];
