@@ -61,7 +61,7 @@ fn compared(plan: &StagePlan, measured: &[StageMemory]) -> String {
     text
 }
 
-/// Waits until the loader has as many batches as it may, and its threads have nothing to do.
+/// Waits until the loader has as many batches as it may, or makes no more, and its threads have nothing to do.
 fn fill<O: Send + 'static>(loader: &Loader<O>) {
     let worked = || {
         let LoaderStats { read_seconds, decode_seconds, resize_seconds, assemble_seconds, .. } = loader.stats();
@@ -71,8 +71,8 @@ fn fill<O: Send + 'static>(loader: &Loader<O>) {
     for _ in 0..POLLS {
         std::thread::sleep(POLL);
         let now = worked();
-        idle = if loader.is_full() && now == before { idle + 1 } else { 0 };
-        if idle == IDLE {
+        idle = if now == before { idle + 1 } else { 0 };
+        if idle >= IDLE && (loader.is_full() || idle >= 5 * IDLE) {
             return;
         }
         before = now;

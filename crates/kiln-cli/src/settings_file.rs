@@ -58,6 +58,18 @@ impl SettingsFile {
         Ok(Self { path: path.to_owned(), tables })
     }
 
+    /// Reads the settings file of a run that goes on. Runs of programs without the setting `exact` added gradients in any order.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub(crate) fn of_run(path: &Path) -> Result<Self> {
+        let mut file = Self::read(path)?;
+        if let Some(Value::Table(run)) = file.tables.get_mut("run") {
+            run.entry("exact").or_insert_with(|| Value::String("never".into()));
+        }
+        Ok(file)
+    }
+
     /// Reads `given`, or else the settings file beside or above a checkpoint or a file of weights.
     ///
     /// # Errors
@@ -96,13 +108,6 @@ impl SettingsFile {
     /// A setting that is text.
     pub(crate) fn text(&self, table: &str, key: &str) -> Option<&str> {
         self.get(table, key)?.as_str()
-    }
-
-    /// Adds a setting that a table lacks.
-    pub(crate) fn complete(&mut self, table: &str, key: &str, value: &str) {
-        if let Some(Value::Table(table)) = self.tables.get_mut(table) {
-            table.entry(key).or_insert_with(|| Value::String(value.into()));
-        }
     }
 
     /// Removes settings of a table.

@@ -76,6 +76,8 @@ pub struct Findings {
 
 /// The most samples that a step is recorded with.
 pub(super) const SAMPLES: usize = 5;
+/// The fewest samples that a step can be recorded with.
+const LEAST: usize = 3;
 
 /// One run, ready to be built.
 pub struct Run<P: Pipeline> {
@@ -276,14 +278,14 @@ impl<P: Pipeline> Setup<P> {
             return Ok((largest.slice(0..largest.len()), loader_bytes));
         }
         // No more are made than needed: the trainer would take their memory for that of the program. Some may be unreadable.
-        let (mut count, most) = (SAMPLES, self.settings.run.batch_size.max(SAMPLES));
+        let (mut count, most) = (SAMPLES, self.settings.run.batch_size.min(self.data.train.samples()));
         let sample = loop {
             match self.data.train.sample(count) {
-                Ok(Some(sample)) if sample.len() >= SAMPLES || count >= most => break Some(sample),
-                Ok(None) => break None,
-                Err(error) if count >= most => return Err(error.into()),
-                Ok(Some(_)) | Err(_) => count = (2 * count).min(most),
+                Ok(Some(sample)) if sample.len() < LEAST && count < most => {}
+                Err(kiln_data::Error::NothingLeft { .. }) if count < most => {}
+                sample => break sample?,
             }
+            count = (2 * count).min(most);
         };
         let Some(sample) = sample.filter(|_| self.batches() > 0) else {
             let expected = "at least one batch to plan a step from";

@@ -67,9 +67,9 @@ pub struct RunSettings {
     pub micro_batch: Option<usize>,
     /// Whether a budget may change bits [default: where-possible; --exact alone: always]
     ///
-    /// where-possible: a budget changes no bit of a GPT or Llama on the CPU, and cuts batches of other models into micro-batches, which changes
+    /// where-possible: a budget changes no bit of a GPT or Llama on one CPU, and cuts batches of other models into micro-batches, which changes
     /// bits. always: batches of other models stay whole, or as --micro-batch says, and blocks are recomputed and streamed; replicas have the
-    /// bits of one device. never: gradients are summed in the fastest order.
+    /// bits of one device. never: gradients are summed by micro-batches.
     #[arg(long, value_parser = EXACT, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always",
         help_heading = "Memory")]
     #[serde(default)]

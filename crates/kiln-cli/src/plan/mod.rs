@@ -192,12 +192,18 @@ fn plan<T: Task>(
         optimizer.offloaded_groups(model)
     });
     let layout = divided::layout(arguments)?;
-    let exact = match layout.as_ref().map_or(1, |layout| layout.replicas) {
-        _ if arguments.exact => Exact::Always,
-        1 => Exact::WherePossible,
-        _ => Exact::Never, // as a run on replicas
+    // As a run on replicas adds up gradients.
+    let (replicas, in_stages) = layout.as_ref().map_or((1, false), |layout| (layout.replicas, layout.stages() > 1));
+    let exact = match (arguments.exact, replicas) {
+        (true, 1) => Exact::Always,
+        (true, _) if !in_stages => Exact::Always,
+        (false, 1) => Exact::WherePossible,
+        _ => Exact::Never,
     };
-    let builder = builder.with(|settings| settings.memory.exact = exact);
+    let builder = builder.with(|settings| {
+        settings.memory.exact = exact;
+        settings.memory.store = settings.memory.store.take().filter(|_| layout.is_none());
+    });
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
         (None, Some(small)) if !arguments.exact && has_bytes => {
             builder.with_allowed_optimizer(small.name(), move |model| small.groups(model))
@@ -261,6 +267,6 @@ fn row(plan: &StepPlan, own: &OptimizerConfig, quickest: f64) -> serde_json::Val
         "precision": plan.precision, "optimizer": plan.optimizer.name(own.name()), "optimizer_on_host": plan.optimizer.is_on_host(),
         "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
-        "fits": plan.fits,
+        "same_bits": plan.same_bits, "fits": plan.fits,
     })
 }

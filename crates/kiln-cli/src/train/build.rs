@@ -100,12 +100,6 @@ fn with_alternatives<'a, P: Pipeline>(
     call: &CallArgs,
 ) -> Result<TrainerBuilder<'a, P>> {
     let (optimizer, offload) = (settings.optimizer, settings.run.optimizer_offload);
-    let others = [("--allow-bf16", call.allow_bf16), ("--allow-8bit-optimizer", call.allow_8bit_optimizer)];
-    if settings.run.exact == Exact::Always
-        && let Some((option, _)) = others.iter().find(|(_, allows)| *allows)
-    {
-        bail!(Usage(format!("--exact cannot be used with {option}, which may change the numbers of the run")));
-    }
     if call.allow_bf16 && settings.run.precision != Precision::BF16 {
         builder = builder.with_allowed_precision(Precision::BF16);
     }

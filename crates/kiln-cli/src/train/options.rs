@@ -82,12 +82,8 @@ pub(super) fn settings_file<P: Pipeline>(
     call: &CallArgs,
 ) -> Result<Option<SettingsFile>> {
     let Some(path) = settings_path(options, call)? else { return Ok(None) };
-    let mut file = SettingsFile::read(&path)?;
+    let mut file = if call.resume.is_some() { SettingsFile::of_run(&path)? } else { SettingsFile::read(&path)? };
     file.expect(&P::KIND)?;
-    // Runs of programs that had no such setting added gradients in any order.
-    if call.resume.is_some() {
-        file.complete("run", "exact", "never");
-    }
     let [init, from] = ["init", "from"].map(|option| call.given.any(&[option]));
     if from {
         file.remove_adapters();
@@ -163,6 +159,12 @@ pub(super) fn apply<P: Pipeline>(
     }
     settings.optimizer.check().map_err(|error| Usage(error.to_string()))?;
     settings.run.check_precision()?;
+    let others = [("--allow-bf16", call.allow_bf16), ("--allow-8bit-optimizer", call.allow_8bit_optimizer)];
+    if settings.run.exact == Exact::Always
+        && let Some((option, _)) = others.iter().find(|(_, allows)| *allows)
+    {
+        bail!(Usage(format!("--exact cannot be used with {option}, which may change the numbers of the run")));
+    }
     if let Some(base_batch) = call.base_batch {
         if base_batch == 0 {
             bail!(Usage("--base-batch is 0, expected at least 1".into()));

@@ -70,7 +70,7 @@ fn record<P: Pipeline>(
     step: u64,
 ) -> Result<Vec<Change>> {
     let file = directory.file(CONFIG);
-    let had = SettingsFile::read(&file)?.settings::<P>()?;
+    let had = SettingsFile::of_run(&file)?.settings::<P>()?;
     let before = Table::try_from(&had)?;
     let after = settings_to_record::<P>(had, now, plans_again(given));
     let changes = differences(&before, &Table::try_from(&after)?);

@@ -81,4 +81,26 @@ fn what_changes_numbers_is_refused_beside_it() {
         let run = ["train", "resnet", "--memory", "300MiB", "--exact", option];
         refused(folder.path(), &run, 2, &["--exact", "cannot be used with", option]);
     }
+    let allowed = ["--exact=never", "--allow-bf16", "--max-steps", "1", "--out", "allowed"];
+    done(folder.path(), &[&["train", "gpt", "--memory", "step:300MiB"], &allowed[..]].concat());
+}
+
+#[test]
+fn a_run_of_a_program_without_the_setting_goes_on_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let train = |out: &str, steps: &str, more: &[&str]| {
+        let run = ["train", "gpt", "--schedule", "constant", "--max-steps", steps, "--out", out];
+        done(at, &[&run[..], more].concat());
+    };
+    train("whole", "4", &["--exact=never"]);
+    train("older", "2", &["--exact=never"]);
+    let file = at.join("older/config.toml");
+    let settings = std::fs::read_to_string(&file).unwrap();
+    assert!(settings.contains("exact = \"never\"\n"));
+    std::fs::write(&file, settings.replace("exact = \"never\"\n", "")).unwrap();
+    for steps in ["3", "4"] {
+        done(at, &["train", "gpt", "--resume", "older", "--max-steps", steps]);
+    }
+    assert!(weights(&at.join("older")) == weights(&at.join("whole")));
 }

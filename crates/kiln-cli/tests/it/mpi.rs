@@ -34,8 +34,10 @@ fn processes_give_the_weights_of_threads() {
     let data = text(at, 8000);
     let data = data.to_str().unwrap();
     let model = |run: &str| fs::read(at.join(run).join("model.safetensors")).unwrap();
-    for (ranks, more) in [(2, &[][..]), (4, &["--shard-optimizer"])] {
-        let (threads, processes) = (format!("threads-{ranks}"), format!("processes-{ranks}"));
+    for (ranks, name, more) in
+        [(2, "2", &[][..]), (4, "4", &["--shard-optimizer"]), (2, "exact", &["--shard-optimizer", "--exact"])]
+    {
+        let (threads, processes) = (format!("threads-{name}"), format!("processes-{name}"));
         let count = ranks.to_string();
         let common = [&["--max-steps", "8"], more].concat();
         succeeded(&output(at, &train(data, &threads, &[&common[..], &["--replicas", &count]].concat())));
@@ -45,6 +47,8 @@ fn processes_give_the_weights_of_threads() {
         assert!(!stderr(&done).contains("improperly"), "{}", stderr(&done));
         assert!(model(&threads) == model(&processes), "{ranks} processes have other weights");
     }
+    succeeded(&output(at, &train(data, "alone", &["--max-steps", "8"])));
+    assert!(model("alone") == model("processes-exact"));
     // As many processes as there are, or threads, go on with a run.
     fs::remove_dir_all(at.join("processes-4/checkpoints/step-00000008")).unwrap();
     succeeded(&mpirun(at, 2, &["train", "gpt", "--resume", "processes-4"]).output().unwrap());

@@ -45,6 +45,7 @@ fn replicas_and_stages_give_the_weights_of_a_run_without() {
     for (out, more) in [
         ("cut", &["--micro-batch", "2"][..]),
         ("in-stages", &["--stages", "2"]),
+        ("in-more-stages", &["--stages", "4", "--pipeline-schedule", "gpipe"]),
         ("on-replicas", &["--replicas", "2", "--exact"]),
         ("divided", &["--replicas", "4", "--shard-optimizer", "--exact"]),
     ] {

@@ -16,20 +16,21 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case", from = "Setting")]
 pub enum Exact {
     /// Where batches can be cut so, on one replica. Batches of other models are cut all the same: sums of gradients are rounded in another
-    /// order, and batch norm and burn's dropout see other batches.
+    /// order, and batch norm and burn's dropout see other batches. So are those of a model whose blocks share a parameter, if it may be in a
+    /// [store](crate::MemoryConfig::store).
     #[default]
     WherePossible,
     /// Always, also on replicas. Where batches cannot be cut so, micro-batches have [`micro_batch`](crate::MemoryConfig::micro_batch) samples, or
     /// batches stay whole: those of [`batch_size`](crate::RunConfig::batch_size) samples, or of as many as the batch that
     /// [`build`](crate::TrainerBuilder::build) gets. Precisions and optimizers that may replace the run's own are refused beside it.
     Always,
-    /// Never: gradients of weights are summed by the fastest products, in an order that depends on the cut.
+    /// Never: gradients of weights are sums of the products of each micro-batch, in an order that depends on the cut.
     Never,
 }
 
 /// What a settings file says.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected where-possible, always or never")]
 enum Setting {
     When(When),
     Is(bool),

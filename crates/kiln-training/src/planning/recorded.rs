@@ -177,10 +177,11 @@ impl RecordedStep {
             false => None,
         };
         let recorded = Self { in_memory, in_store, cuts };
-        match kind.where_possible && recorded.is_whole_in_store() {
-            true => Self::of(task, &StepKind { in_order: false, ..*kind }, sample, build, optimizer),
-            false => Ok(recorded),
+        if !(kind.where_possible && recorded.is_whole_in_store()) {
+            return Ok(recorded);
         }
+        let any_order = Self::of(task, &StepKind { in_order: false, ..*kind }, sample, build, optimizer)?;
+        Ok(Self { cuts: recorded.cuts_in_store(), ..any_order })
     }
 
     /// The recordings of a step in memory, or in a store.

@@ -254,10 +254,9 @@ fn a_layer_that_two_blocks_use_has_the_same_bits_in_a_store_where_batches_stay_w
         output: EmbeddingConfig::new(9, 16).init(device),
     };
     let batch = TensorData::random::<f32, _, _>([6, 5, 16], Distribution::Default, &mut StdRng::seed_from_u64(1));
-    let run = |micro_batch: Option<usize>, plan: Recompute| {
-        let builder = planned(task(), init, &Settings { micro_batch, ..settings(OptimizerConfig::adamw()) });
+    let in_order = |exact: Exact, micro_batch: Option<usize>, plan: Recompute| {
+        let builder = planned(task(), init, &Settings { micro_batch, exact, ..settings(OptimizerConfig::adamw()) });
         let builder = builder.with_recompute(plan).with(|settings| {
-            settings.memory.exact = Exact::Always;
             settings.memory.store = Some(StoreConfig::Host);
         });
         let mut trainer = Watched::build_on(builder, &device(), &batch);
@@ -265,6 +264,7 @@ fn a_layer_that_two_blocks_use_has_the_same_bits_in_a_store_where_batches_stay_w
         let _ = trainer.step(&batch).unwrap();
         (report.micro_batches, Snapshot::of(&trainer))
     };
+    let run = |micro_batch, plan| in_order(Exact::Always, micro_batch, plan);
     let (_, expected) = run(None, Recompute::None);
     for (micro_batch, plan, micro_batches) in [
         (Some(2), Recompute::None, 3),
@@ -276,6 +276,13 @@ fn a_layer_that_two_blocks_use_has_the_same_bits_in_a_store_where_batches_stay_w
         let (found, snapshot) = run(micro_batch, plan);
         assert_eq!(found, micro_batches, "{context}");
         snapshot.assert_same(&expected, &context);
+    }
+    // Unless it is asked to, such a run is cut in any order, in memory too.
+    for plan in [Recompute::None, Recompute::Stream] {
+        let (_, expected) = in_order(Exact::Never, Some(2), plan.clone());
+        let (found, snapshot) = in_order(Exact::WherePossible, Some(2), plan);
+        assert_eq!(found, 3);
+        snapshot.assert_same(&expected, "cut in any order");
     }
 }
 
