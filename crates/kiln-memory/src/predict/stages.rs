@@ -10,8 +10,10 @@ use crate::trace::{StepTrace, TraceRole};
 use super::estimate::{largest_buffer, live_bytes};
 use super::layout::Layout;
 use super::memory::Block;
+use super::offloaded::uses;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
+use super::stored::is_kilns;
 use super::time::Clock;
 
 /// Bytes and seconds of one stage's part of a step.
@@ -110,14 +112,21 @@ impl StepTrace {
         Ok(stage)
     }
 
-    /// Bytes of the sums of gradients of earlier micro-batches at each operation of the step.
+    /// Bytes of the sums of gradients of earlier micro-batches at each operation of the step. A sum to which an operation adds rows is made by the
+    /// operation where there was none before.
     fn sums_alive(&self, layout: &Layout, profile: &BackendProfile) -> Vec<u64> {
         let [start, .., end] = self.phases;
-        let mut alive = vec![0; end - start];
+        let (mut alive, uses) = (vec![0; end - start], uses(self));
         for block in layout.blocks.iter().filter(|block| (block.born as usize) < start) {
             let mut roles = layout.tensors_of(block).map(|tensor| self.tensors[tensor as usize].role);
             if roles.any(|role| role == TraceRole::Gradient) {
-                let until = (block.dies as usize + 1).clamp(start, end) - start;
+                let first =
+                    layout.tensors_of(block).filter_map(|tensor| uses[tensor as usize]).map(|(first, _)| first).min();
+                let until = match first {
+                    Some(first) if is_kilns(self, first) => first,
+                    _ => block.dies as usize + 1,
+                };
+                let until = until.clamp(start, end) - start;
                 alive[..until].iter_mut().for_each(|bytes| *bytes += profile.taken(block.bytes));
             }
         }

@@ -160,6 +160,6 @@ fn is_made_by_kiln(trace: &StepTrace, index: usize) -> bool {
     is_own(index) || reads.len() == 2 && reads.iter().filter_map(|read| maker(read.tensor)).any(is_own)
 }
 
-fn is_kilns(trace: &StepTrace, index: usize) -> bool {
+pub(super) fn is_kilns(trace: &StepTrace, index: usize) -> bool {
     trace.graph.kind(trace.graph.operations[index]).short().starts_with("kiln::")
 }
