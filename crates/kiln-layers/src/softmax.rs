@@ -97,25 +97,30 @@ static BACKWARD: Cost = Cost {
     ..Cost::new("kiln::softmax_backward")
 };
 
-/// Two buffers of a task, or of a row if it is longer.
+/// Number of values of a task, which handles whole rows.
+fn task(classes: usize) -> usize {
+    (CHUNK.div_ceil(classes.max(1)) * classes).max(1)
+}
+
+/// Two buffers of a task.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    let task = (CHUNK as u64).max(call.dim_from_end(0, 0));
-    call.widened(call.elements(0).div_ceil(task), 2 * task, cpu)
+    call.chunks(task(call.dim_from_end(0, 0) as usize), 2, cpu)
 }
 
 #[cfg(feature = "flex")]
 mod flex {
     //! Softmax on the CPU, row by row.
     //!
-    //! Scratch memory: none in f32, otherwise `2 * 4 * max(CHUNK, classes)` bytes for each thread. About 20 operations for each value
+    //! Scratch memory: none in f32, otherwise two tasks of `CHUNK` values or more for each thread. About 20 operations for each value
     //! forward, 4 backward.
 
     use burn::backend::TensorMetadata;
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use crate::softmax::CHUNK;
+    use crate::softmax::task;
     use kiln_operations::by_dtype;
+    use kiln_operations::cpu::buffers::{run_with_buffers, widened_buffers};
     use kiln_operations::cpu::math::exp;
     use kiln_operations::cpu::stored::{Stored, owned, rows, tensor};
     use kiln_operations::simd;
@@ -149,19 +154,19 @@ mod flex {
         }
     }}
 
-    /// Number of values of a task, which handles whole rows.
-    fn task(classes: usize) -> usize {
-        (CHUNK.div_ceil(classes.max(1)) * classes).max(1)
-    }
-
     pub(super) fn forward(x: &FlexTensor) -> FlexTensor {
         fn run<E: Stored>(x: &FlexTensor) -> FlexTensor {
             let x = x.to_contiguous();
             let (count, classes) = rows(&x);
             let mut y = vec![E::zeroed(); count * classes];
-            y.par_chunks_mut(task(classes)).zip(x.storage::<E>().par_chunks(task(classes))).for_each_init(
-                || (vec![], vec![]),
-                |(wide, kept), (y, x)| {
+            let task = task(classes);
+            let (tasks, values) = (y.len().div_ceil(task), task.min(y.len()));
+            let chunks = y.par_chunks_mut(task).zip(x.storage::<E>().par_chunks(task));
+            run_with_buffers(
+                chunks,
+                tasks,
+                || widened_buffers::<E, 2>(values),
+                |[wide, kept], (y, x)| {
                     let x = E::widened(x, wide);
                     E::written(y, kept, |y| softmax_rows(y, x, classes));
                 },
@@ -174,12 +179,15 @@ mod flex {
     /// The gradient of the input. It is written over `gradient` if no other handle to it exists.
     pub(super) fn backward(y: &FlexTensor, gradient: FlexTensor) -> FlexTensor {
         fn run<E: Stored>(y: &FlexTensor, gradient: FlexTensor) -> FlexTensor {
-            let (_, classes) = rows(y);
-            let mut gradient = owned(gradient);
-            let chunks = gradient.storage_mut::<E>().par_chunks_mut(task(classes));
-            chunks.zip(y.storage::<E>().par_chunks(task(classes))).for_each_init(
-                || (vec![], vec![]),
-                |(wide, kept), (gradient, y)| {
+            let ((count, classes), mut gradient) = (rows(y), owned(gradient));
+            let task = task(classes);
+            let (tasks, values) = ((count * classes).div_ceil(task), task.min(count * classes));
+            let chunks = gradient.storage_mut::<E>().par_chunks_mut(task).zip(y.storage::<E>().par_chunks(task));
+            run_with_buffers(
+                chunks,
+                tasks,
+                || widened_buffers::<E, 2>(values),
+                |[wide, kept], (gradient, y)| {
                     let y = E::widened(y, wide);
                     E::changed(gradient, kept, |gradient| gradient_rows(gradient, y, classes));
                 },

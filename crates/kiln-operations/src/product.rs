@@ -17,6 +17,11 @@ impl Cpu {
         4 * values * tasks.min(self.threads.max(1) as u64)
     }
 
+    /// Bytes of the buffers of the tasks that run at once, of `bytes` each.
+    pub fn at_once(&self, tasks: usize, bytes: usize) -> u64 {
+        bytes as u64 * tasks.min(self.threads.max(1)) as u64
+    }
+
     /// Bytes packed by a product of an m x k and a k x n matrix in f32. The rows of the right matrix are without gaps, and so are those
     /// of the left one if `left_rows`.
     pub fn packed(&self, [m, k, n]: [u64; 3], left_rows: bool) -> u64 {

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::Activation;
 use super::settings::CHUNK;
+use kiln_operations::cpu::buffers::{run_with_buffers, widened_buffers};
 use kiln_operations::cpu::math::{normal_cdf, sigmoid};
 use kiln_operations::cpu::stored::{Stored, owned, tensor};
 use kiln_operations::{by_dtype, simd};
@@ -61,13 +62,22 @@ pub(crate) fn activation_gradient(gradient: &mut [f32], x: &[f32], activation: A
     }
 }}
 
+/// Buffers for a chunk of `x` and for one of the output.
+fn buffers<E: Stored>(x: &FlexTensor) -> [Vec<f32>; 2] {
+    widened_buffers::<E, 2>(CHUNK.min(x.shape().num_elements()))
+}
+
 pub(super) fn forward(x: &FlexTensor, activation: Activation) -> FlexTensor {
     fn run<E: Stored>(x: &FlexTensor, activation: Activation) -> FlexTensor {
         let x = x.to_contiguous();
         let mut out = vec![E::zeroed(); x.shape().num_elements()];
-        out.par_chunks_mut(CHUNK).zip(x.storage::<E>().par_chunks(CHUNK)).for_each_init(
-            || (vec![], vec![]),
-            |(wide, kept), (out, x)| {
+        let count = out.len().div_ceil(CHUNK);
+        let chunks = out.par_chunks_mut(CHUNK).zip(x.storage::<E>().par_chunks(CHUNK));
+        run_with_buffers(
+            chunks,
+            count,
+            || buffers::<E>(&x),
+            |[wide, kept], (out, x)| {
                 let x = E::widened(x, wide);
                 E::written(out, kept, |out| activate(out, x, activation));
             },
@@ -82,9 +92,13 @@ pub(super) fn backward(x: &FlexTensor, gradient: FlexTensor, activation: Activat
     fn run<E: Stored>(x: &FlexTensor, gradient: FlexTensor, activation: Activation) -> FlexTensor {
         let x = x.to_contiguous();
         let mut gradient = owned(gradient);
-        gradient.storage_mut::<E>().par_chunks_mut(CHUNK).zip(x.storage::<E>().par_chunks(CHUNK)).for_each_init(
-            || (vec![], vec![]),
-            |(wide, kept), (gradient, x)| {
+        let count = x.shape().num_elements().div_ceil(CHUNK);
+        let chunks = gradient.storage_mut::<E>().par_chunks_mut(CHUNK).zip(x.storage::<E>().par_chunks(CHUNK));
+        run_with_buffers(
+            chunks,
+            count,
+            || buffers::<E>(&x),
+            |[wide, kept], (gradient, x)| {
                 let x = E::widened(x, wide);
                 E::changed(gradient, kept, |gradient| activation_gradient(gradient, x, activation));
             },

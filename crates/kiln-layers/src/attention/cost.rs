@@ -1,6 +1,7 @@
 //! The cost of attention.
 
 use burn::tensor::DType;
+use kiln_operations::simd::LANES;
 use kiln_operations::{Call, Cost, Cpu, Gpu};
 
 /// Queries of a block on the CPU device.
@@ -9,6 +10,8 @@ pub(super) const QUERIES: usize = 128;
 pub(super) const KEYS: usize = 256;
 /// Queries that share one load of a block of keys and values on the CPU device.
 pub(super) const SPAN: usize = 512;
+/// Bytes of a task of the forward and of the backward pass on the CPU device.
+pub(super) const TASK_BYTES: [u64; 2] = [72, 136];
 /// Bytes of the scores of a block on other devices. The number is small in tests, so that small inputs have several blocks.
 pub(super) const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
@@ -111,9 +114,9 @@ impl Sizes {
         (self.samples * self.heads) as f64 * time * seen * self.depth as f64
     }
 
-    /// Queries of a span and of a block, and keys of a block on the CPU device.
-    fn blocks(&self) -> [u64; 3] {
-        [(SPAN as u64).min(self.time), (QUERIES as u64).min(self.time), (KEYS as u64).min(self.keys)]
+    /// Queries, keys and depth of a head.
+    fn of_head(&self) -> [usize; 3] {
+        [self.time, self.keys, self.depth].map(|size| size as usize)
     }
 
     /// Bytes of `scores` tensors of the scores of a block, and of `rows` rows of a head's depth for each query of each head of the samples
@@ -150,18 +153,54 @@ fn gpu_backward(sizes: &Sizes, call: &Call<'_>, gpu: &Gpu) -> u64 {
     }
 }
 
+/// Queries of a span and of a block, and keys of a block on the CPU device, with those that fill a vector.
+pub(super) fn blocks(time: usize, keys: usize) -> [usize; 4] {
+    let keys = KEYS.min(keys);
+    [SPAN.min(time), QUERIES.min(time), keys, keys.next_multiple_of(LANES)]
+}
+
+/// Values of a thread's buffers of the forward pass: queries, output, largest scores, keys, values and scores.
+pub(super) fn forward_lengths([time, keys, depth]: [usize; 3]) -> [usize; 6] {
+    let [span, queries, keys, lanes] = blocks(time, keys);
+    [span * depth, span * depth, span, lanes * depth, keys * depth, queries * lanes]
+}
+
+/// Values of a thread's buffers of the backward pass: queries, their gradient, the output's gradient, products, keys, keys and values by
+/// columns, scores and their changes, and the gradients of keys and values.
+pub(super) fn backward_lengths([time, keys, depth]: [usize; 3]) -> [usize; 11] {
+    let ([span, queries, block, lanes], all) = (blocks(time, keys), keys * depth);
+    let (of_span, of_lanes, scores) = (span * depth, lanes * depth, queries * lanes);
+    [of_span, of_span, of_span, span, block * depth, of_lanes, of_lanes, scores, scores, all, all]
+}
+
+/// Bytes that a thread's products pack, of blocks of keys that are not whole vectors or of such heads.
+fn packed([time, keys, depth]: [usize; 3], cpu: &Cpu) -> u64 {
+    let [_, queries, block, _] = blocks(time, keys);
+    let product = |[m, k, n]: [usize; 3], left_rows| cpu.packed([m, k, n].map(|size| size as u64), left_rows);
+    let of_block = |keys| {
+        let scores = product([queries, depth, keys], true).max(product([queries, keys, depth], true));
+        scores.max(product([keys, queries, depth], false))
+    };
+    of_block(block).max(of_block(keys % KEYS))
+}
+
+/// Bytes of the tasks of a direction, and of the buffers of the threads.
+fn of_tasks(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu, (tasks, task, values): (u64, u64, usize)) -> u64 {
+    let head = sizes.of_head();
+    let [_, queries, ..] = blocks(head[0], head[1]);
+    let of_thread = 4 * values + size_of::<usize>() * queries + packed(head, cpu) as usize;
+    tasks * task + cpu.at_once(tasks as usize, of_thread) + call.widened(tasks, sizes.depth, cpu)
+}
+
 fn forward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
-    let ([span, queries, keys], depth) = (sizes.blocks(), sizes.depth);
     let tasks = sizes.samples * sizes.heads * sizes.time.div_ceil(SPAN as u64);
-    let values = 2 * span * depth + 2 * keys * depth + queries * keys;
-    cpu.of_threads(tasks, values) + call.widened(tasks, depth, cpu)
+    let values = forward_lengths(sizes.of_head()).iter().sum();
+    of_tasks(sizes, call, cpu, (tasks, TASK_BYTES[0], values))
 }
 
 fn backward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
-    let ([span, queries, keys], depth) = (sizes.blocks(), sizes.depth);
-    let tasks = sizes.samples * sizes.kv_heads;
-    let values = 3 * span * depth + 3 * keys * depth + 2 * queries * keys + 2 * sizes.keys * depth;
-    cpu.of_threads(tasks, values) + call.widened(tasks, depth, cpu)
+    let values = backward_lengths(sizes.of_head()).iter().sum();
+    of_tasks(sizes, call, cpu, (sizes.samples * sizes.kv_heads, TASK_BYTES[1], values))
 }
 
 #[cfg(test)]

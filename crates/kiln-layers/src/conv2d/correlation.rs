@@ -4,25 +4,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::plan::{Class, Side, Tap};
-use super::settings::{CACHED, TASKS};
-use super::tile::{Factors, LANES, ROWS, WIDTH, add_products};
+use super::plan::{Class, Tap};
+use super::portions::{Correlation, Lengths, Placed, Portions};
+use super::settings::LANES;
+use super::tile::{Factors, add_products};
+use kiln_operations::cpu::buffers::{run_with_buffers, widened_buffers};
 use kiln_operations::cpu::stored::Stored;
-
-/// Values that a tile reads of the channels whose products are summed together. They stay in the first-level cache.
-const CACHED_FIRST: usize = 6 * 1024;
-
-/// A correlation: its sizes, and the positions of the values.
-pub(super) struct Correlation {
-    pub(super) images: usize,
-    pub(super) groups: usize,
-    /// Channels of a group in the source.
-    pub(super) sources: usize,
-    /// Channels of a group in the target.
-    pub(super) targets: usize,
-    pub(super) height: Side,
-    pub(super) width: Side,
-}
 
 /// The kernels of a weight, and their distances in memory.
 #[derive(Clone, Copy)]
@@ -45,28 +32,6 @@ struct Pass {
     weights: Vec<f32>,
 }
 
-/// The positions of the values of some images, or of some rows of one image, in the buffers of a task. Images and their rows follow each
-/// other in one line of values. The zeros at the end of a row are also those at the start of the next.
-pub(super) struct Placed {
-    images: Range<usize>,
-    rows: Range<usize>,
-    /// Number of rows from an image to the next.
-    image_rows: usize,
-    /// Number of values of a channel in one copy.
-    pub(super) plane: usize,
-    /// Number of target values of a channel, including the values between rows and images, which have no meaning.
-    pub(super) lanes: usize,
-}
-
-/// The part of a task that is computed together.
-struct Portions {
-    images: usize,
-    /// Rows of a class.
-    rows: usize,
-    /// Source channels whose products are added to the sums of all targets.
-    sources: usize,
-}
-
 /// Buffers that a thread uses again.
 #[derive(Default)]
 pub(super) struct Buffers {
@@ -77,34 +42,22 @@ pub(super) struct Buffers {
     offsets: Vec<usize>,
 }
 
-impl Correlation {
-    /// Number of copies of a source channel.
-    fn copies(&self) -> usize {
-        self.height.starts.len() * self.width.starts.len()
-    }
-
-    /// Rows of a tile.
-    fn block(&self) -> usize {
-        if self.targets == 1 { 1 } else { ROWS }
-    }
-
-    fn image(&self) -> usize {
-        self.height.target * self.width.target
-    }
-
-    pub(super) fn placed(&self, images: Range<usize>, rows: Range<usize>) -> Placed {
-        let (height, width) = (&self.height, &self.width);
-        let image_rows = rows.len() + height.reach - height.shared;
-        let all_rows = (images.len() - 1) * image_rows + rows.len();
-        Placed {
-            image_rows,
-            plane: (all_rows + height.reach) * width.pitch() + width.shared,
-            lanes: ((all_rows - 1) * width.pitch() + width.count).next_multiple_of(LANES),
-            images,
-            rows,
+impl Buffers {
+    /// Buffers for tasks on values of type `E`.
+    pub(super) fn new<E: Stored>(lengths: Lengths) -> Self {
+        let Lengths { copies, sums, offsets, wide } = lengths;
+        let [[wide], [kept]] = wide.map(widened_buffers::<E, 1>);
+        Self {
+            copies: Vec::with_capacity(copies),
+            wide,
+            sums: Vec::with_capacity(sums),
+            kept,
+            offsets: Vec::with_capacity(offsets),
         }
     }
+}
 
+impl Correlation {
     /// The index in a buffer of copies at which tap `taps` of a source channel begins.
     pub(super) fn offset(&self, placed: &Placed, source: usize, [down, right]: [Tap; 2]) -> usize {
         let copy = (source * self.height.starts.len() + down.copy) * self.width.starts.len() + right.copy;
@@ -156,14 +109,11 @@ impl Correlation {
         let Kernels { values, size: [high, wide], distances } = kernels;
         let block = self.block();
         let blocks = self.targets.div_ceil(block);
-        let classes =
-            self.height.classes.iter().flat_map(|down| self.width.classes.iter().map(move |right| (down, right)));
-        let pass = |(down, right): (&Class, &Class)| {
-            let taps: Vec<[Tap; 2]> =
-                down.taps.iter().flat_map(|down| right.taps.iter().map(|right| [*down, *right])).collect();
+        let pass = |(classes, taps): ([&Class; 2], Vec<[Tap; 2]>)| {
+            let [down, right] = classes;
             let places: Vec<usize> = taps.iter().map(|[down, right]| down.index * wide + right.index).collect();
             let terms = self.sources * taps.len();
-            let mut weights = vec![0.0f32; self.groups * blocks * terms * block];
+            let mut weights = vec![0.0f32; self.weights(taps.len())];
             if !weights.is_empty() {
                 weights.par_chunks_exact_mut(terms * block).enumerate().for_each(|(index, weights)| {
                     let (group, target) = (index / blocks, index % blocks * block);
@@ -181,30 +131,7 @@ impl Correlation {
             }
             Pass { first: [down.first, right.first], count: [down.count, right.count], taps, weights }
         };
-        classes.map(pass).collect()
-    }
-
-    /// Number of source channels whose products a tile adds together. The values that it reads of them stay in the first-level cache.
-    fn sources_of_a_tile(&self) -> usize {
-        let of_channel = self.copies() * (WIDTH + self.height.reach * self.width.pitch() + self.width.reach);
-        (CACHED_FIRST / of_channel).clamp(1, self.sources.max(1))
-    }
-
-    fn portions(&self, passes: usize) -> Portions {
-        let (height, together, pitch) = (&self.height, self.sources_of_a_tile(), self.width.pitch());
-        let copied = (together * self.copies() * pitch).max(1);
-        let summed = (passes * self.targets.next_multiple_of(self.block()) * pitch).max(1);
-        let rows_of_an_image = height.count + height.reach;
-        let images = CACHED / (copied.max(summed) * rows_of_an_image);
-        let (images, rows) = if images > 0 {
-            (images.min(self.images.div_ceil(TASKS)).max(1), height.count)
-        } else {
-            let most = (CACHED / summed).min((CACHED / copied).saturating_sub(height.reach)).max(1);
-            // The bands have about the same height.
-            (1, height.count.div_ceil(height.count.div_ceil(most)))
-        };
-        let plane = self.copies() * self.placed(0..images, 0..rows).plane;
-        Portions { images, rows, sources: (CACHED / (plane * together).max(1)).max(1) * together }
+        self.classes().zip(self.taps()).map(pass).collect()
     }
 
     /// Computes the target images. Each value begins as the bias of its channel, or as 0.
@@ -216,11 +143,9 @@ impl Correlation {
         if target.is_empty() || passes.is_empty() {
             return target;
         }
-        let Portions { images, rows, sources } = self.portions(passes.len());
-        // A batch of few images is divided along its channels as well.
-        let parts = if images == 1 { TASKS.div_ceil(self.images) } else { 1 };
-        let whole = if self.groups == 1 { self.block() } else { self.targets };
-        let part = channels.div_ceil(parts).next_multiple_of(whole).min(channels);
+        let portions = self.portions(passes.len());
+        let Portions { images, channels: part, rows, sources, tasks: count } = portions;
+        let lengths = self.lengths(passes.len(), &portions);
         let part_values = if part == channels { images * channels * self.image() } else { part * self.image() };
         let tasks = target.par_chunks_mut(images * channels * self.image()).enumerate();
         let tasks = tasks.flat_map(|(task, values)| {
@@ -229,7 +154,7 @@ impl Correlation {
                 .enumerate()
                 .map(move |(index, values)| (task * images, index * part, values))
         });
-        tasks.for_each_init(Buffers::default, |buffers, (image, channel, target)| {
+        let run = |buffers: &mut Buffers, (image, channel, target): (usize, usize, &mut [E])| {
             let count = (target.len() / (part * self.image())).max(1);
             let channels = channel..(channel + part).min(channels);
             let bands = (0..self.height.count).step_by(rows);
@@ -254,7 +179,8 @@ impl Correlation {
                     );
                 }
             }
-        });
+        };
+        run_with_buffers(tasks, count, || Buffers::new::<E>(lengths), run);
         target
     }
 

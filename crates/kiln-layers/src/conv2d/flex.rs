@@ -20,9 +20,10 @@ use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::Geometry;
-use super::correlation::{Correlation, Kernels};
-use super::plan::{Copies, Movement, Side};
-use super::weight::{Sizes, depthwise_gradient};
+use super::correlation::Kernels;
+use super::portions::Sizes;
+use super::weight::depthwise_gradient;
+use super::weight_portions::WeightPortions;
 use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32};
 use kiln_operations::simd::sums;
 use kiln_operations::{by_dtype, simd};
@@ -33,46 +34,7 @@ simd! { fn sum(values: &[f32]) -> f32 {
 
 /// The sizes of a convolution of an input of shape `x` with a weight.
 fn sizes(x: &Shape, weight: &Shape, geometry: Geometry) -> Sizes {
-    let (input, kernel) = ([x[2], x[3]], [weight[2], weight[3]]);
-    let (inputs, outputs) = (weight[1], weight[0] / geometry.groups);
-    Sizes { images: x[0], inputs, outputs, input, output: geometry.output(input, kernel), kernel }
-}
-
-fn movement(sizes: &Sizes, geometry: Geometry, side: usize) -> Movement {
-    Movement {
-        stride: geometry.stride[side],
-        dilation: geometry.dilation[side],
-        before: geometry.before[side],
-        kernel: sizes.kernel[side],
-    }
-}
-
-/// The number of targets from which rows without gaps justify more copies.
-const TARGETS: usize = 16;
-
-/// Height and width of a correlation with `targets` channels. For narrow images, each tap of a row gets its own copy.
-fn sides(targets: usize, side: impl Fn(usize, Copies) -> Side) -> [Side; 2] {
-    let width = side(1, Copies::Shared);
-    let narrow = targets >= TARGETS && width.wasteful();
-    [side(0, Copies::Shared), if narrow { side(1, Copies::EachTap) } else { width }]
-}
-
-/// The correlation of the input with the weight.
-fn of_input(sizes: &Sizes, geometry: Geometry) -> Correlation {
-    let [height, width] = sides(sizes.outputs, |side, copies| {
-        movement(sizes, geometry, side).forward(sizes.input[side], sizes.output[side], copies)
-    });
-    let (sources, targets) = (sizes.inputs, sizes.outputs);
-    Correlation { images: sizes.images, groups: geometry.groups, sources, targets, height, width }
-}
-
-/// The correlation of the output's gradient with the weight.
-fn of_gradient(sizes: &Sizes, geometry: Geometry) -> Correlation {
-    let [height, width] = sides(sizes.inputs, |side, copies| {
-        movement(sizes, geometry, side).backward(sizes.input[side], sizes.output[side], copies)
-    });
-    let (sources, targets) = (sizes.outputs, sizes.inputs);
-    Correlation { images: sizes.images, groups: geometry.groups, sources, targets, height, width }
+    Sizes::new(x.dims(), weight.dims(), geometry)
 }
 
 /// The output, `[images, channels out, height, width]`.
@@ -85,7 +47,7 @@ pub(super) fn forward(x: &FlexTensor, weight: &FlexTensor, bias: &FlexTensor, ge
         let kernel = size[0] * size[1];
         let distances = [outputs * inputs * kernel, inputs * kernel, kernel];
         let kernels = Kernels { values: weight, size, distances };
-        let y = of_input(&sizes, geometry).run(x.storage::<E>(), kernels, bias);
+        let y = sizes.of_input(geometry).run(x.storage::<E>(), kernels, bias);
         tensor(y, Shape::new([sizes.images, geometry.groups * outputs, height, width]))
     }
     let bias = to_f32(bias);
@@ -107,7 +69,7 @@ pub(super) fn input_gradient(
         let kernel = size[0] * size[1];
         let distances = [outputs * inputs * kernel, kernel, inputs * kernel];
         let kernels = Kernels { values: weight, size, distances };
-        tensor(of_gradient(&sizes, geometry).run(gradient.storage::<E>(), kernels, &[]), shape)
+        tensor(sizes.of_gradient(geometry).run(gradient.storage::<E>(), kernels, &[]), shape)
     }
     by_dtype!(gradient.dtype(), E => run::<E>(weight, gradient, shape, geometry), else gradient.clone())
 }
@@ -122,9 +84,9 @@ pub(super) fn weight_gradient(x: &FlexTensor, gradient: &FlexTensor, shape: Shap
             0 => vec![],
             _ if gradient.is_empty() => vec![0.0; shape.num_elements()],
             _ if sizes.inputs == 1 && geometry.groups > 1 => {
-                depthwise_gradient(&of_input(&sizes, geometry), sizes.kernel, x, gradient)
+                depthwise_gradient(&sizes.of_input(geometry), sizes.kernel, x, gradient)
             }
-            _ => super::weight::weight_gradient(&sizes, geometry, x, gradient),
+            _ => super::weight::weight_gradient(&WeightPortions::new(sizes, geometry), x, gradient),
         }
     }
     by_dtype!(x.dtype(), E => {

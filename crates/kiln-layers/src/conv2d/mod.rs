@@ -8,8 +8,10 @@ mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod graph;
-#[cfg(feature = "flex")]
+#[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "kernels use the rest"))]
 mod plan;
+#[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "kernels use the rest"))]
+mod portions;
 #[cfg(feature = "cube")]
 mod product;
 mod settings;
@@ -17,6 +19,8 @@ mod settings;
 mod tile;
 #[cfg(feature = "flex")]
 mod weight;
+#[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "kernels use the rest"))]
+mod weight_portions;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::nn::PaddingConfig2d;

@@ -1,6 +1,9 @@
 //! The movement of a kernel over an image, and the cost of convolutions.
 
-use kiln_operations::{Call, Cost, Cpu};
+use kiln_operations::{Call, Cost, Cpu, Operand};
+
+use super::portions::{Correlation, Sizes};
+use super::weight_portions::{WeightPortions, depthwise_bytes};
 
 /// The movement of a kernel over an image. Pairs are for height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +59,18 @@ pub(super) const TASKS: usize = 8;
 /// Number of values in the sums of a weight's gradient, of all groups of images together.
 pub(super) const PARTS: usize = 64 * 1024;
 
+/// Number of values in a vector of AVX-512.
+pub(super) const LANES: usize = 16;
+/// Rows of a tile.
+pub(super) const ROWS: usize = 4;
+/// Columns of the widest tile.
+pub(super) const WIDTH: usize = 6 * LANES;
+/// Pixels of a weight's gradient whose products are summed together. The values that a tile reads of them stay in the first-level cache.
+pub(super) const PIXELS: usize = 64;
+
 /// Inputs: x, weight, bias. Scalars: stride, padding before and behind, dilation, each of both sides; groups.
 pub(super) static FORWARD: Cost = Cost {
-    cpu_scratch: |call, cpu| correlation(call, [0, 1], cpu),
+    cpu_scratch: |call, cpu| forward(call, cpu).unwrap_or(0),
     gpu_scratch: |call, _| call.bytes(0),
     multiply_adds: |call| multiply_adds(call.out_elements(0), call.elements(1), call.dim(1, 0)),
     ..Cost::new("kiln::conv2d")
@@ -91,7 +103,7 @@ fn of_product(call: &Call<'_>) -> Option<u64> {
 
 /// Inputs: weight, gradient.
 pub(super) static INPUT_BACKWARD: Cost = Cost {
-    cpu_scratch: |call, cpu| correlation(call, [1, 0], cpu),
+    cpu_scratch: |call, cpu| input_backward(call, cpu).unwrap_or(0),
     gpu_scratch: |call, _| call.bytes(1),
     multiply_adds: |call| multiply_adds(call.elements(1), call.elements(0), call.dim(0, 0)),
     ..Cost::new("kiln::conv2d_x_backward")
@@ -99,7 +111,7 @@ pub(super) static INPUT_BACKWARD: Cost = Cost {
 
 /// Inputs: x, gradient.
 pub(super) static WEIGHT_BACKWARD: Cost = Cost {
-    cpu_scratch: weight_backward,
+    cpu_scratch: |call, cpu| weight_backward(call, cpu).unwrap_or(0),
     gpu_scratch: |call, _| match of_product(call) {
         Some(parts) => parts,
         None => call.bytes(0) + call.bytes(1),
@@ -117,33 +129,51 @@ pub(super) static BIAS_BACKWARD: Cost = Cost {
     ..Cost::new("kiln::conv2d_bias_backward")
 };
 
-/// Values of a task's images, each with a line of zeros. The whole batch has `elements` values in planes of `[height, width]`.
-fn of_images(elements: u64, [height, width]: [u64; 2]) -> u64 {
-    elements.div_ceil(TASKS as u64) * (height + 1) * (width + 1) / (height * width).max(1)
+/// The sizes of a call, from the shapes of input and weight.
+fn sizes(call: &Call<'_>, x: &Operand<'_>, weight: &Operand<'_>) -> Option<(Sizes, Geometry)> {
+    let geometry = Geometry::of_scalars(call.scalars)?;
+    Some((Sizes::new(x.shape.try_into().ok()?, weight.shape.try_into().ok()?, geometry), geometry))
 }
 
-fn plane(call: &Call<'_>, input: usize) -> [u64; 2] {
-    [call.dim_from_end(input, 1), call.dim_from_end(input, 0)]
+/// Bytes of a weight in the order of the kernel and of a bias in f32, in 16 bits also of the weight in its own order, and of the buffers of
+/// the tasks that run at once.
+fn correlation(call: &Call<'_>, correlation: &Correlation, weight: usize, cpu: &Cpu) -> u64 {
+    let passes = correlation.classes().count();
+    if passes == 0 || call.out_elements(0) == 0 {
+        return 0;
+    }
+    let portions = correlation.portions(passes);
+    let weights: usize = correlation.taps().map(|taps| correlation.weights(taps.len())).sum();
+    let widened = if call.is_half() { call.wide(weight, 1) } else { 0 };
+    let buffers = correlation.lengths(passes, &portions).bytes(call.is_half());
+    4 * weights as u64 + widened + cpu.at_once(portions.tasks, buffers)
 }
 
-/// A weight in f32 in the order of the kernel (in 16 bits also in its own order), and for each thread copied images of the source and the
-/// sums of the target. The target has planes of the same size or smaller ones.
-fn correlation(call: &Call<'_>, [source, weight]: [usize; 2], cpu: &Cpu) -> u64 {
-    let copies = if call.is_half() { 2 } else { 1 };
-    let images =
-        [call.elements(source), call.out_elements(0)].map(|all| of_images(all, plane(call, source)).min(CACHED as u64));
-    call.wide(weight, copies) + cpu.of_threads(TASKS as u64, images[0] + images[1])
+fn forward(call: &Call<'_>, cpu: &Cpu) -> Option<u64> {
+    let (sizes, geometry) = sizes(call, call.inputs.first()?, call.inputs.get(1)?)?;
+    Some(call.wide(2, 1) + correlation(call, &sizes.of_input(geometry), 1, cpu))
 }
 
-/// Partial sums of the gradient, in 16 bits the gradient in f32, and some images of input and gradient for each thread.
-fn weight_backward(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    let (weight, threads) = (4 * call.out_elements(0), cpu.threads.max(1) as u64);
-    let (sums, tasks) = (4 * PARTS as u64, TASKS as u64);
-    // Each thread has the sums of a part of a large weight.
-    let sums = if weight > sums { weight * threads.min(tasks) / tasks } else { sums.min(tasks * weight) };
-    let narrowed = if call.is_half() { weight } else { 0 };
-    let images: u64 = [0, 1].map(|input| of_images(call.elements(input), plane(call, input))).iter().sum();
-    sums + narrowed + cpu.of_threads(tasks, images.min(2 * CACHED as u64))
+fn input_backward(call: &Call<'_>, cpu: &Cpu) -> Option<u64> {
+    let (sizes, geometry) = sizes(call, call.outputs.first()?, call.inputs.first()?)?;
+    Some(correlation(call, &sizes.of_gradient(geometry), 0, cpu))
+}
+
+/// Bytes of the sums of tasks, and of the buffers of those that run at once. In 16 bits the gradient is computed in f32, and narrowed when
+/// they are no longer there.
+fn weight_backward(call: &Call<'_>, cpu: &Cpu) -> Option<u64> {
+    let (sizes, geometry) = sizes(call, call.inputs.first()?, call.outputs.first()?)?;
+    if call.elements(1) == 0 || call.out_elements(0) == 0 {
+        return Some(0);
+    }
+    let half = call.is_half();
+    let scratch = if sizes.inputs == 1 && geometry.groups > 1 {
+        cpu.at_once(geometry.groups, depthwise_bytes(&sizes.of_input(geometry), half))
+    } else {
+        let portions = WeightPortions::new(sizes, geometry);
+        4 * portions.kept() as u64 + cpu.at_once(portions.tasks(), portions.lengths().bytes(half))
+    };
+    Some(if half { 4 * call.out_elements(0) + scratch.saturating_sub(call.out_bytes(0)) } else { scratch })
 }
 
 /// From the elements of output and weight and the number of output channels. Each output element is a sum over a patch.

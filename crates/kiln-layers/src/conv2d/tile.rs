@@ -2,12 +2,7 @@
 
 use kiln_operations::simd;
 
-/// Number of values in a vector of AVX-512.
-pub(super) const LANES: usize = 16;
-/// Rows of a tile.
-pub(super) const ROWS: usize = 4;
-/// Columns of the widest tile.
-pub(super) const WIDTH: usize = 6 * LANES;
+use super::settings::{LANES, WIDTH};
 
 /// `out[m][n] += sum over k of a[k][m] * b[offsets[k] + n]` for `M` rows and `V` vectors. The rows of `out` lie `stride` values apart.
 #[inline(always)]

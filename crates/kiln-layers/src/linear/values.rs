@@ -11,6 +11,20 @@ use kiln_operations::cpu::stored::Stored;
 
 /// Values of a task.
 const CHUNK: usize = 1 << 14;
+/// Values that a task converts at a time.
+const PIECE: usize = 1 << 10;
+
+fn widen<E: Stored>(out: &mut [f32], values: &[E], wide: &mut Vec<f32>) {
+    out.chunks_mut(PIECE).zip(values.chunks(PIECE)).for_each(|(out, values)| {
+        out.copy_from_slice(E::widened(values, wide));
+    });
+}
+
+fn narrow<E: Stored>(out: &mut [E], values: &[f32], kept: &mut Vec<f32>) {
+    out.chunks_mut(PIECE).zip(values.chunks(PIECE)).for_each(|(out, values)| {
+        E::written(out, kept, |out| out.copy_from_slice(values));
+    });
+}
 
 /// The values of a contiguous tensor: the values themselves, or widened copies in `buffer`.
 pub(super) fn widened<'a>(tensor: &'a FlexTensor, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
@@ -20,7 +34,7 @@ pub(super) fn widened<'a>(tensor: &'a FlexTensor, range: Range<usize>, buffer: &
         }
         buffer.resize(values.len(), 0.0);
         let chunks = buffer.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
-        chunks.for_each_init(Vec::new, |wide, (out, values)| out.copy_from_slice(E::widened(values, wide)));
+        chunks.for_each_init(Vec::new, |wide, (out, values)| widen(out, values, wide));
         buffer
     }
     by_dtype!(tensor.dtype(), E => run::<E>(&tensor.storage()[range], buffer), else &[])
@@ -60,13 +74,11 @@ fn write(
         buffer.resize(values.len(), 0.0);
         if reads {
             let chunks = buffer.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
-            chunks.for_each_init(Vec::new, |wide, (out, values)| out.copy_from_slice(E::widened(values, wide)));
+            chunks.for_each_init(Vec::new, |wide, (out, values)| widen(out, values, wide));
         }
         compute(buffer);
         let chunks = values.par_chunks_mut(CHUNK).zip(buffer.par_chunks(CHUNK));
-        chunks.for_each_init(Vec::new, |kept, (out, values)| {
-            E::written(out, kept, |out| out.copy_from_slice(values));
-        });
+        chunks.for_each_init(Vec::new, |kept, (out, values)| narrow(out, values, kept));
     }
     by_dtype!(tensor.dtype(), E => run::<E>(&mut tensor.storage_mut()[range], buffer, reads, compute), else ())
 }

@@ -75,7 +75,7 @@ fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
     4 * (chunk * (width + block) + copies * block * width)
         + part(call)
         + 64 * rows
-        + of_products(cpu, [chunk, width, block], true, [copies > 1; 2])
+        + of_products(cpu, [chunk, width, classes], true, [copies > 1; 2])
 }
 
 impl Pass {

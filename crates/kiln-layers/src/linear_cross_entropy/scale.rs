@@ -6,6 +6,7 @@ use burn::tensor::DType;
 use rayon::prelude::*;
 
 use super::settings::SCALED as CHUNK;
+use kiln_operations::cpu::buffers::{run_with_buffers, widened_buffers};
 use kiln_operations::cpu::stored::{Stored, tensor};
 use kiln_operations::{by_dtype, simd};
 
@@ -39,7 +40,10 @@ pub(super) fn scaled(gradient: FlexTensor, factor: &FlexTensor, dtype: DType) ->
 }
 
 fn in_place<E: Stored>(mut gradient: FlexTensor, factor: f32) -> FlexTensor {
-    gradient.storage_mut::<E>().par_chunks_mut(CHUNK).for_each_init(Vec::new, |buffer, values| {
+    let all = gradient.shape().num_elements();
+    let buffers = || widened_buffers::<E, 1>(CHUNK.min(all));
+    let chunks = gradient.storage_mut::<E>().par_chunks_mut(CHUNK);
+    run_with_buffers(chunks, all.div_ceil(CHUNK), buffers, |[buffer], values| {
         E::changed(values, buffer, |values| times(values, factor));
     });
     gradient
@@ -48,7 +52,9 @@ fn in_place<E: Stored>(mut gradient: FlexTensor, factor: f32) -> FlexTensor {
 fn converted<E: Stored>(gradient: &FlexTensor, factor: f32) -> FlexTensor {
     let values = gradient.storage::<f32>();
     let mut out = vec![E::zeroed(); values.len()];
-    out.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK)).for_each_init(Vec::new, |buffer, (out, values)| {
+    let buffers = || widened_buffers::<E, 1>(CHUNK.min(values.len()));
+    let chunks = out.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+    run_with_buffers(chunks, values.len().div_ceil(CHUNK), buffers, |[buffer], (out, values)| {
         E::written(out, buffer, |out| product(out, values, factor));
     });
     tensor(out, gradient.shape())

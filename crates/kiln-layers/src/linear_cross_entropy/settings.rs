@@ -133,7 +133,7 @@ pub(super) static SCALE: Cost = Cost {
     in_place: &[(0, 0)],
     any_order: &[0],
     same_layout: &[(0, 0)],
-    cpu_scratch: |call, cpu| call.chunks(SCALED, 2, cpu),
+    cpu_scratch: |call, cpu| call.chunks(SCALED, 1, cpu),
     gpu_scratch: |call, _| call.wide(0, 1),
     by_sample: true,
     ..Cost::new("kiln::scaled")
@@ -217,19 +217,24 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
         + call.wide(2, 1)
         + block
         + match call.scalar(0) {
-            0 => of_products(cpu, [chunk, width, of_block], by_class, learned),
+            0 => of_products(cpu, [chunk, width, classes], by_class, learned),
             _ => {
-                let of_others = of_products(cpu, [chunk, width, of_block], by_class, [learned[0], false]);
+                let of_others = of_products(cpu, [chunk, width, classes], by_class, [learned[0], false]);
                 let [lines, columns] = if by_class { [of_block, width] } else { [width, classes] };
                 of_others.max(if learned[1] { chain_scratch([lines, chunk, columns], cpu) } else { 0 })
             }
         }
 }
 
-/// Bytes of the operands that products pack: of hidden rows and the weight of some classes, whose values lie side by side for each class or for
-/// each hidden value, of the gradient of the rows, and of that of the weight. `learned` says which gradients are wanted.
+/// The most bytes of the operands that the products of a block of classes pack, the last of which may be shorter. The weight's values lie side
+/// by side for each class or for each hidden value. `learned` says which gradients are wanted: of the rows and of the weight.
 pub(super) fn of_products(cpu: &Cpu, sizes: [u64; 3], by_class: bool, learned: [bool; 2]) -> u64 {
     let [rows, width, classes] = sizes;
+    let blocks = [classes.min(CLASSES as u64), classes % CLASSES as u64].into_iter().filter(|block| *block > 0);
+    blocks.map(|block| of_products_of_block(cpu, [rows, width, block], by_class, learned)).max().unwrap_or(0)
+}
+
+fn of_products_of_block(cpu: &Cpu, [rows, width, classes]: [u64; 3], by_class: bool, learned: [bool; 2]) -> u64 {
     let product = |sizes: [u64; 3], left_rows, right_rows| {
         let [m, k, n] = sizes.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
         Product { m, k, n, left_rows, right_rows, half: false }.packed(cpu)

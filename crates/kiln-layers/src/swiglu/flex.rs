@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::settings::CHUNK;
 use kiln_operations::by_dtype;
+use kiln_operations::cpu::buffers::{run_with_buffers, widened_buffers};
 use kiln_operations::cpu::math::sigmoid;
 use kiln_operations::cpu::stored::{Stored, owned, tensor};
 use kiln_operations::simd;
@@ -26,18 +27,22 @@ simd! { fn gradients(gate: &mut [f32], up: &[f32], gradient: &mut [f32]) {
     }
 }}
 
+/// Buffers for a chunk of each input and of the output.
+fn buffers<E: Stored>(x: &FlexTensor) -> [Vec<f32>; 3] {
+    widened_buffers::<E, 3>(CHUNK.min(x.shape().num_elements()))
+}
+
 pub(super) fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
     fn run<E: Stored>(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
         let (gate, up) = (gate.to_contiguous(), up.to_contiguous());
         let mut y = vec![E::zeroed(); gate.shape().num_elements()];
         let inputs = gate.storage::<E>().par_chunks(CHUNK).zip(up.storage::<E>().par_chunks(CHUNK));
-        y.par_chunks_mut(CHUNK).zip(inputs).for_each_init(
-            || (vec![], vec![], vec![]),
-            |(wide_gate, wide_up, kept), (y, (gate, up))| {
-                let (gate, up) = (E::widened(gate, wide_gate), E::widened(up, wide_up));
-                E::written(y, kept, |y| product(y, gate, up));
-            },
-        );
+        let (count, buffers) = (y.len().div_ceil(CHUNK), || buffers::<E>(&gate));
+        let chunks = y.par_chunks_mut(CHUNK).zip(inputs);
+        run_with_buffers(chunks, count, buffers, |[wide_gate, wide_up, kept], (y, (gate, up))| {
+            let (gate, up) = (E::widened(gate, wide_gate), E::widened(up, wide_up));
+            E::written(y, kept, |y| product(y, gate, up));
+        });
         tensor(y, gate.shape())
     }
     by_dtype!(gate.dtype(), E => run::<E>(gate, up), else gate.clone())
@@ -46,17 +51,18 @@ pub(super) fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
 /// The gradients of both inputs. They are written over `gate` and `gradient` if no other handle to these exists.
 pub(super) fn backward(gate: FlexTensor, up: &FlexTensor, gradient: FlexTensor) -> [FlexTensor; 2] {
     fn run<E: Stored>(mut gate: FlexTensor, up: &FlexTensor, mut gradient: FlexTensor) -> [FlexTensor; 2] {
+        let count = up.shape().num_elements().div_ceil(CHUNK);
         let outputs = gate.storage_mut::<E>().par_chunks_mut(CHUNK);
         let outputs = outputs.zip(gradient.storage_mut::<E>().par_chunks_mut(CHUNK));
-        outputs.zip(up.storage::<E>().par_chunks(CHUNK)).for_each_init(
-            || (vec![], vec![], vec![]),
-            |(wide, wide_gate, kept), ((gate, gradient), up)| {
-                let up = E::widened(up, wide);
-                E::changed(gate, wide_gate, |gate| {
-                    E::changed(gradient, kept, |gradient| gradients(gate, up, gradient));
-                });
-            },
-        );
+        let chunks = outputs.zip(up.storage::<E>().par_chunks(CHUNK));
+        let run = |[wide, wide_gate, kept]: &mut [Vec<f32>; 3],
+                   ((gate, gradient), up): ((&mut [E], &mut [E]), &[E])| {
+            let up = E::widened(up, wide);
+            E::changed(gate, wide_gate, |gate| {
+                E::changed(gradient, kept, |gradient| gradients(gate, up, gradient));
+            });
+        };
+        run_with_buffers(chunks, count, || buffers::<E>(up), run);
         [gate, gradient]
     }
     let (gate, up, gradient) = (owned(gate), up.to_contiguous(), owned(gradient));

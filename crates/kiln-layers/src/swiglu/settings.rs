@@ -11,7 +11,7 @@ pub(super) static FORWARD: Cost = Cost { cpu_scratch: scratch, by_sample: true, 
 pub(super) static BACKWARD: Cost =
     Cost { in_place: &[(0, 0), (2, 1)], cpu_scratch: scratch, by_sample: true, ..Cost::new("kiln::swiglu_backward") };
 
-/// Three buffers for each thread. They are counted as two tasks long, which is an upper bound.
+/// Three buffers for each thread.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    call.chunks(2 * CHUNK, 3, cpu)
+    call.chunks(CHUNK, 3, cpu)
 }

@@ -53,7 +53,7 @@ fn check<C: Case, O: Optimizer>(name: &str, case: &C, setup: &Setup<O>, batches:
 }
 
 /// Any layers, and a loss on a batch of zeros. It is not a chain.
-struct Layers<F, G>(F, G);
+pub(crate) struct Layers<F, G>(pub(crate) F, pub(crate) G);
 
 impl<M, F, G> Case for Layers<F, G>
 where

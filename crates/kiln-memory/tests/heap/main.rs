@@ -16,6 +16,7 @@ mod allocator;
 mod cases;
 #[path = "../lean.rs"]
 mod lean;
+mod operations;
 mod recording;
 mod reusing;
 mod spans;

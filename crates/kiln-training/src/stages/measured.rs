@@ -64,9 +64,16 @@ impl StageMeter {
         Self { meter, sizes, ledger: Mutex::default() }
     }
 
-    /// Begins a batch.
+    /// Begins a batch. What is live beside the resident bytes of all stages counts in the first one: the samples, and those of the data loader.
     pub(crate) fn begin(&self) {
-        *self.ledger() = Ledger { stages: vec![Account::default(); self.sizes.len()], current: None, done: None };
+        let resident: u64 = self.sizes.iter().map(|sizes| sizes.resident).sum();
+        let beside = self.meter.live_bytes() as i64 - resident as i64;
+        let mut stages = vec![Account::default(); self.sizes.len()];
+        stages
+            .iter_mut()
+            .take(1)
+            .for_each(|first| *first = Account { own: beside, peak: beside, ..Account::default() });
+        *self.ledger() = Ledger { stages, current: None, done: None };
     }
 
     /// Begins an action, and ends the one before.

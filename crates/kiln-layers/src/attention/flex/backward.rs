@@ -4,7 +4,9 @@ use super::call::Call;
 use super::grid::sized;
 use super::grid::{Grid, Heads};
 use super::softmax::{probabilities, products, score_gradients, transpose};
-use crate::attention::cost::{KEYS, QUERIES, SPAN};
+use crate::attention::cost::{KEYS, QUERIES, SPAN, backward_lengths, blocks};
+use crate::attention::terms::Sizes;
+use kiln_operations::cpu::buffers::widened_buffers;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
 use kiln_operations::cpu::stored::Stored;
 use kiln_operations::simd::LANES;
@@ -28,7 +30,6 @@ pub(super) struct Saved<'a, E> {
 }
 
 /// Buffers of a task.
-#[derive(Default)]
 pub(super) struct Scratch {
     queries: Vec<f32>,
     /// The output of the forward pass, then the gradient of the queries.
@@ -44,6 +45,42 @@ pub(super) struct Scratch {
     of_keys: Vec<f32>,
     of_values: Vec<f32>,
     wide: Vec<f32>,
+}
+
+impl Scratch {
+    /// Buffers for heads of values of type `E`.
+    pub(super) fn new<E: Stored>(Sizes { time, keys, depth, .. }: Sizes) -> Self {
+        let lengths = backward_lengths([time, keys, depth]);
+        let [
+            queries,
+            of_queries,
+            gradient,
+            products,
+            keys_of_block,
+            keys_transposed,
+            values_transposed,
+            scores,
+            changes,
+            of_keys,
+            of_values,
+        ] = lengths.map(Vec::with_capacity);
+        let ([wide], seen) = (widened_buffers::<E, 1>(depth), Vec::with_capacity(blocks(time, keys)[1]));
+        Self {
+            queries,
+            of_queries,
+            gradient,
+            products,
+            keys: keys_of_block,
+            keys_transposed,
+            values_transposed,
+            scores,
+            changes,
+            seen,
+            of_keys,
+            of_values,
+            wide,
+        }
+    }
 }
 
 pub(super) fn backward<E: Stored>(call: &Call<'_>, saved: &Saved<'_, E>, task: Task<'_, E>, scratch: &mut Scratch) {

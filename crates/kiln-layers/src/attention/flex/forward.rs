@@ -4,7 +4,9 @@ use super::call::Call;
 use super::grid::sized;
 use super::grid::{Grid, Heads};
 use super::softmax::{finish, online_softmax, transpose};
-use crate::attention::cost::{KEYS, QUERIES};
+use crate::attention::cost::{KEYS, QUERIES, blocks, forward_lengths};
+use crate::attention::terms::Sizes;
+use kiln_operations::cpu::buffers::widened_buffers;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
 use kiln_operations::cpu::stored::Stored;
 use kiln_operations::simd::LANES;
@@ -22,7 +24,6 @@ pub(super) struct Task<'a, E> {
 }
 
 /// Buffers of a task.
-#[derive(Default)]
 pub(super) struct Scratch {
     queries: Vec<f32>,
     out: Vec<f32>,
@@ -32,6 +33,16 @@ pub(super) struct Scratch {
     scores: Vec<f32>,
     seen: Vec<usize>,
     wide: Vec<f32>,
+}
+
+impl Scratch {
+    /// Buffers for heads of values of type `E`.
+    pub(super) fn new<E: Stored>(Sizes { time, keys, depth, .. }: Sizes) -> Self {
+        let [queries, out, largest, by_columns, values, scores] =
+            forward_lengths([time, keys, depth]).map(Vec::with_capacity);
+        let ([wide], seen) = (widened_buffers::<E, 1>(depth), Vec::with_capacity(blocks(time, keys)[1]));
+        Self { queries, out, largest, keys: by_columns, values, scores, seen, wide }
+    }
 }
 
 pub(super) fn forward<E: Stored>(

@@ -17,13 +17,14 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, Shape};
 use rayon::prelude::*;
 
-use super::cost::SPAN;
+use super::cost::{SPAN, TASK_BYTES};
 use super::terms::Sizes;
 use super::terms::Terms;
 use backward::Saved;
 use call::Call;
 use grid::{Grid, Heads, readable};
 use kiln_operations::by_dtype;
+use kiln_operations::cpu::buffers::run_with_buffers;
 use kiln_operations::cpu::stored::{Stored, tensor};
 
 mod backward;
@@ -32,6 +33,12 @@ mod dropout;
 mod forward;
 mod grid;
 mod softmax;
+
+const _: () = assert!(
+    size_of::<forward::Task<'_, f32>>() as u64 == TASK_BYTES[0]
+        && size_of::<backward::Task<'_, f32>>() as u64 == TASK_BYTES[1]
+        || size_of::<usize>() != 8
+);
 
 fn packed_sizes(qkv: &FlexTensor, heads: usize) -> Sizes {
     let shape = qkv.shape();
@@ -65,9 +72,15 @@ fn forward<E: Stored>(call: &Call<'_>, inputs: &[Heads<'_, E>; 3]) -> (Vec<E>, F
             }
         }
     }
-    tasks.into_par_iter().for_each_init(forward::Scratch::default, |scratch, task| {
-        forward::forward(call, inputs, task, scratch);
-    });
+    let count = tasks.len();
+    run_with_buffers(
+        tasks.into_par_iter(),
+        count,
+        || forward::Scratch::new::<E>(call.sizes),
+        |scratch, task| {
+            forward::forward(call, inputs, task, scratch);
+        },
+    );
     (out, tensor(log_sums, Shape::new([samples, heads, time])))
 }
 
@@ -95,9 +108,15 @@ pub(super) fn grouped_forward(inputs: &[FlexTensor; 3], terms: &Terms<Flex>) -> 
 }
 
 fn run_backward<E: Stored>(call: &Call<'_>, saved: &Saved<'_, E>, tasks: Vec<backward::Task<'_, E>>) {
-    tasks.into_par_iter().for_each_init(backward::Scratch::default, |scratch, task| {
-        backward::backward(call, saved, task, scratch);
-    });
+    let count = tasks.len();
+    run_with_buffers(
+        tasks.into_par_iter(),
+        count,
+        || backward::Scratch::new::<E>(call.sizes),
+        |scratch, task| {
+            backward::backward(call, saved, task, scratch);
+        },
+    );
 }
 
 /// The gradient of packed inputs. `saved` has input, output and logarithms of sums.
