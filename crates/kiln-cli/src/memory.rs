@@ -23,10 +23,12 @@ use crate::usage::Usage;
 const STEPS: usize = 3;
 /// The most batches that are tried for these steps: in f16 the first ones are skipped until the loss scale fits.
 const BATCHES: usize = 40;
-/// How often the loader is asked whether it is full, how often it must have done nothing, and how often it is asked at most.
+/// How often the loader is asked whether it is full.
 const POLL: Duration = Duration::from_millis(10);
-const IDLE: usize = 10;
-const POLLS: usize = 300;
+/// How often its threads must have done nothing if it is full, and if it is not.
+const IDLE: [usize; 2] = [10, 100];
+/// How often it is asked at most.
+const POLLS: usize = 1000;
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;
 
@@ -72,7 +74,7 @@ fn fill<O: Send + 'static>(loader: &Loader<O>) {
         std::thread::sleep(POLL);
         let now = worked();
         idle = if now == before { idle + 1 } else { 0 };
-        if idle >= IDLE && (loader.is_full() || idle >= 5 * IDLE) {
+        if idle >= IDLE[usize::from(!loader.is_full())] {
             return;
         }
         before = now;

@@ -22,10 +22,12 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     let path = path(&plain, name);
     let runtime = gpu(name).map(|(runtime, _)| runtime);
     if let Some(profile) = path.as_deref().and_then(read) {
-        // What the processor has is known without measuring.
-        let BackendProfile { threads, cache_bytes, lanes, .. } = BackendProfile::flex();
-        let is_cpu = runtime.is_none();
-        return Ok(if is_cpu { BackendProfile { threads, cache_bytes, lanes, ..profile } } else { profile });
+        // Of the CPU device, everything else is known without measuring.
+        let BackendProfile { operation_bytes, flops, half_flops, bandwidth, launch, .. } = profile;
+        return Ok(match runtime {
+            Some(_) => profile,
+            None => BackendProfile { operation_bytes, flops, half_flops, bandwidth, launch, ..BackendProfile::flex() },
+        });
     }
     let start = runtime.map_or_else(BackendProfile::flex, Runtime::profile);
     tracing::info!("measuring {name} once, to predict steps on it");

@@ -86,6 +86,10 @@ pub struct BackendProfile {
     /// Bytes of burn's graph that are kept for each operation of the forward pass until the backward pass, if they lie in the memory that
     /// is counted.
     pub operation_bytes: u64,
+    /// Bytes that are kept for each micro-batch from its forward to its backward pass besides its activations and
+    /// [`operation_bytes`](Self::operation_bytes), if they lie in the memory that is counted.
+    #[serde(default)]
+    pub pass_bytes: u64,
     /// Bytes that burn keeps for each tensor of the model besides its values, if they lie in the memory that is counted.
     pub parameter_bytes: u64,
     /// Bytes that burn keeps in addition for each parameter that is trained: handles of gradient and optimizer state, nodes of the graph.
@@ -148,6 +152,7 @@ impl BackendProfile {
             loader_bytes: 0,
             sample_bytes: 0,
             operation_bytes: 1_300,
+            pass_bytes: 0,
             parameter_bytes: 2_560,
             trained_bytes: 2_816,
             buffer_bytes: 96,
@@ -178,6 +183,7 @@ impl BackendProfile {
             loader_bytes: 0,
             sample_bytes: 0,
             operation_bytes: 0,
+            pass_bytes: 0,
             parameter_bytes: 0,
             trained_bytes: 0,
             buffer_bytes: 0,
@@ -237,6 +243,11 @@ impl BackendProfile {
     pub fn with_sample_bytes(mut self, bytes: u64) -> Self {
         self.sample_bytes = bytes;
         self
+    }
+
+    /// Bytes that a forward pass of so many operations keeps besides its activations.
+    pub(super) fn graph_bytes(&self, operations: usize) -> u64 {
+        self.operation_bytes * operations as u64 + self.pass_bytes
     }
 
     fn with_speed(mut self, gpu: &DataSheet) -> Self {

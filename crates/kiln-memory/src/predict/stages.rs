@@ -20,7 +20,7 @@ use super::time::Clock;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageEstimate {
-    /// Bytes of its parameters and running statistics, copies of other stages' parameters included.
+    /// Bytes of its parameters and running statistics, with what burn keeps for each. Copies of other stages' parameters are included.
     pub parameter_bytes: u64,
     /// Bytes of the sums of gradients of its parameters.
     pub gradient_bytes: u64,
@@ -54,22 +54,30 @@ pub struct InFlight {
     pub most: usize,
     /// Number of all micro-batches of the batch.
     pub micro_batches: usize,
+    /// Samples of the last micro-batch, if they may be fewer.
+    pub last: Option<usize>,
 }
 
 impl InFlight {
     /// Micro-batches run one after the other.
-    pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX };
+    pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX, last: None };
+
+    /// Whether all micro-batches wait when the first backward pass begins.
+    fn all_wait(self) -> bool {
+        self.most > 1 && self.most >= self.micro_batches
+    }
 
     /// The peak of the passes of several micro-batches. `one` is the peak of one micro-batch, `first` that of one without sums of gradients
-    /// before it, and `kept` the bytes that one keeps between its passes.
-    fn peak(self, one: u64, first: u64, kept: u64) -> u64 {
-        let waiting = |others: usize| kept.saturating_mul(others as u64);
+    /// before it, and `kept` the bytes that one keeps between its passes, and the last one.
+    fn peak(self, one: u64, first: u64, kept: [u64; 2]) -> u64 {
+        let waiting = |others: usize| kept[0].saturating_mul(others as u64);
         match self.most {
             0 | 1 => one,
-            // All micro-batches wait when the first backward pass begins, and the sums are made at its end.
-            most if most >= self.micro_batches => {
-                let first = first.saturating_add(waiting(most - 1));
-                first.max(one.saturating_add(waiting(most - 2)))
+            // The sums are made at the end of the first backward pass. The last micro-batch waits then.
+            most if self.all_wait() => {
+                let others = |others: usize| if others > 0 { waiting(others - 1) + kept[1] } else { 0 };
+                let first = first.saturating_add(others(most - 1));
+                first.max(one.saturating_add(others(most - 2)))
             }
             most => one.saturating_add(waiting(most - 1)),
         }
@@ -97,10 +105,15 @@ impl StepTrace {
         let most =
             |phase: Range<usize>| live[phase.start - start..phase.end - start].iter().copied().max().unwrap_or(0);
         let mut stage = self.held(&layout, profile);
-        stage.activation_bytes += profile.operation_bytes * (backward - start) as u64;
+        stage.activation_bytes += profile.graph_bytes(backward - start);
         let first = live.iter().zip(self.sums_alive(&layout, profile)).take(update - start);
         let first = first.map(|(live, sums)| live.saturating_sub(sums)).max().unwrap_or(0);
-        stage.passes_peak_bytes = in_flight.peak(most(start..update), first, stage.activation_bytes);
+        let kept = stage.activation_bytes;
+        let last = match in_flight.last.filter(|last| *last < micro_batch && in_flight.all_wait()) {
+            Some(last) => self.estimate_stage(last, InFlight::ONE, profile)?.activation_bytes,
+            None => kept,
+        };
+        stage.passes_peak_bytes = in_flight.peak(most(start..update), first, [kept, last]);
         stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
         stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
         stage.largest_buffer_bytes = largest_buffer(self, &layout);
@@ -137,7 +150,8 @@ impl StepTrace {
     fn held(&self, layout: &Layout, profile: &BackendProfile) -> StageEstimate {
         let [start, backward, update, _] = self.phases;
         let received = self.received();
-        let mut held = StageEstimate::default();
+        let parameters = profile.parameter_bytes * self.with_role(TraceRole::Parameter);
+        let mut held = StageEstimate { parameter_bytes: parameters, ..StageEstimate::default() };
         for block in &layout.blocks {
             let (born, dies) = (block.born as usize, block.dies as usize);
             let bytes = profile.taken(block.bytes);
@@ -177,11 +191,13 @@ mod tests {
 
     #[test]
     fn the_sums_of_gradients_are_made_by_the_first_backward_pass() {
-        let peak = |most, micro_batches| InFlight { most, micro_batches }.peak(100, 90, 30);
-        assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 90, 30)), (100, 100, 100));
+        let peak = |most, micro_batches| InFlight { most, micro_batches, last: None }.peak(100, 90, [30; 2]);
+        assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 90, [30; 2])), (100, 100, 100));
         assert_eq!((peak(2, 8), peak(4, 8)), (130, 190));
         assert_eq!((peak(2, 2), peak(8, 8)), (120, 300), "all wait, and there are no sums yet");
-        let large_sums = InFlight { most: 2, micro_batches: 2 }.peak(100, 10, 30);
+        let small_last = |most| InFlight { most, micro_batches: 8, last: Some(1) }.peak(100, 90, [30, 10]);
+        assert_eq!((small_last(4), small_last(8)), (190, 280));
+        let large_sums = InFlight { most: 2, micro_batches: 2, last: None }.peak(100, 10, [30; 2]);
         assert_eq!(large_sums, 100, "the second backward pass has the sums, and no other waits");
     }
 }
