@@ -4,6 +4,8 @@ use burn::tensor::Device;
 use kiln_operations::{Cpu, Gpu};
 use serde::{Deserialize, Serialize};
 
+use crate::trace::StepTrace;
+
 /// The rules for the memory of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -245,9 +247,10 @@ impl BackendProfile {
         self
     }
 
-    /// Bytes that a forward pass of so many operations keeps besides its activations.
-    pub(super) fn graph_bytes(&self, operations: usize) -> u64 {
-        self.operation_bytes * operations as u64 + self.pass_bytes
+    /// Bytes that the forward pass of a step keeps besides its activations. Of the segments that are recomputed, only the longest counts.
+    pub(super) fn graph_bytes(&self, trace: &StepTrace) -> u64 {
+        let [start, backward, ..] = trace.phases;
+        self.operation_bytes * (backward - start).saturating_sub(trace.recomputed) as u64 + self.pass_bytes
     }
 
     fn with_speed(mut self, gpu: &DataSheet) -> Self {

@@ -105,7 +105,7 @@ impl StepTrace {
         let most =
             |phase: Range<usize>| live[phase.start - start..phase.end - start].iter().copied().max().unwrap_or(0);
         let mut stage = self.held(&layout, profile);
-        stage.activation_bytes += profile.graph_bytes(backward - start);
+        stage.activation_bytes += profile.graph_bytes(self);
         let first = live.iter().zip(self.sums_alive(&layout, profile)).take(update - start);
         let first = first.map(|(live, sums)| live.saturating_sub(sums)).max().unwrap_or(0);
         let kept = stage.activation_bytes;

@@ -58,6 +58,7 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         cuts,
         releases,
         batches,
+        recomputed: 0,
         stored: None,
         parts: BTreeMap::new(),
         shared,

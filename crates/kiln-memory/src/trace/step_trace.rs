@@ -30,6 +30,9 @@ pub struct StepTrace {
     /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
     pub(crate) releases: Vec<usize>,
     pub(crate) batches: [usize; 2],
+    /// Operations of the forward pass that are not in burn's graph at its end, since segments are recomputed one at a time.
+    #[serde(default)]
+    pub(crate) recomputed: usize,
     /// The segments whose parameters are in a store, if gradients and optimizer state are in one.
     #[serde(default)]
     pub(crate) stored: Option<Vec<Range<usize>>>,

@@ -63,14 +63,17 @@ impl StepTrace {
         let mut rewrite = Rewrite::of(self);
         // The backward pass begins with the last segment.
         let mut before = self.phases[1];
+        let mut lengths = vec![];
         for segment in segments.iter().rev() {
             let span = self.cuts[segment.blocks.start]..self.cuts[segment.blocks.end];
+            lengths.push(span.len());
             match rewrite.recompute(span, segment.offloaded || segment.streamed, before) {
                 Some(place) => before = place,
                 None => return Err(invalid(segment, "its backward pass is not in one piece")),
             }
         }
         let mut trace = rewrite.finish();
+        trace.recomputed = lengths.iter().sum::<usize>() - lengths.iter().max().copied().unwrap_or(0);
         let streamed = segments.iter().filter(|segment| segment.streamed).map(|segment| segment.blocks.clone());
         let streamed: Vec<_> = streamed.collect();
         if !streamed.is_empty() {
