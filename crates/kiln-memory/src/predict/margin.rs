@@ -48,7 +48,7 @@ pub(super) struct Overhead {
 
 /// The overheads that are not zero.
 pub(super) fn overheads(trace: &StepTrace, batch: usize, profile: &BackendProfile) -> impl Iterator<Item = Overhead> {
-    let [start, backward, update, end] = trace.phases;
+    let [start, _, update, end] = trace.phases;
     let graph_bytes = profile.graph_bytes(trace);
     let of_parameters = match profile.parameter_bytes + profile.trained_bytes {
         0 => 0,

@@ -56,11 +56,13 @@ pub struct InFlight {
     pub micro_batches: usize,
     /// Samples of the last micro-batch, if they may be fewer.
     pub last: Option<usize>,
+    /// The most micro-batches that the stage before has sent and whose forward pass has not begun.
+    pub sent: usize,
 }
 
 impl InFlight {
     /// Micro-batches run one after the other.
-    pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX, last: None };
+    pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX, last: None, sent: 0 };
 
     /// Whether all micro-batches wait when the first backward pass begins.
     fn all_wait(self) -> bool {
@@ -113,7 +115,8 @@ impl StepTrace {
             Some(last) => self.estimate_stage(last, InFlight::ONE, profile)?.activation_bytes,
             None => kept,
         };
-        stage.passes_peak_bytes = in_flight.peak(most(start..update), first, [kept, last]);
+        let sent = stage.input_bytes.saturating_mul(in_flight.sent as u64);
+        stage.passes_peak_bytes = in_flight.peak(most(start..update), first, [kept, last]).saturating_add(sent);
         stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
         stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
         stage.largest_buffer_bytes = largest_buffer(self, &layout);
@@ -150,7 +153,7 @@ impl StepTrace {
     fn held(&self, layout: &Layout, profile: &BackendProfile) -> StageEstimate {
         let [start, backward, update, _] = self.phases;
         let received = self.received();
-        let parameters = profile.parameter_bytes * self.with_role(TraceRole::Parameter);
+        let parameters = profile.parameter_bytes * self.model_tensors();
         let mut held = StageEstimate { parameter_bytes: parameters, ..StageEstimate::default() };
         for block in &layout.blocks {
             let (born, dies) = (block.born as usize, block.dies as usize);
@@ -191,13 +194,13 @@ mod tests {
 
     #[test]
     fn the_sums_of_gradients_are_made_by_the_first_backward_pass() {
-        let peak = |most, micro_batches| InFlight { most, micro_batches, last: None }.peak(100, 90, [30; 2]);
+        let peak = |most, micro_batches| InFlight { most, micro_batches, last: None, sent: 0 }.peak(100, 90, [30; 2]);
         assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 90, [30; 2])), (100, 100, 100));
         assert_eq!((peak(2, 8), peak(4, 8)), (130, 190));
         assert_eq!((peak(2, 2), peak(8, 8)), (120, 300), "all wait, and there are no sums yet");
-        let small_last = |most| InFlight { most, micro_batches: 8, last: Some(1) }.peak(100, 90, [30, 10]);
+        let small_last = |most| InFlight { most, micro_batches: 8, last: Some(1), sent: 0 }.peak(100, 90, [30, 10]);
         assert_eq!((small_last(4), small_last(8)), (190, 280));
-        let large_sums = InFlight { most: 2, micro_batches: 2, last: None }.peak(100, 10, [30; 2]);
+        let large_sums = InFlight { most: 2, micro_batches: 2, last: None, sent: 0 }.peak(100, 10, [30; 2]);
         assert_eq!(large_sums, 100, "the second backward pass has the sums, and no other waits");
     }
 }

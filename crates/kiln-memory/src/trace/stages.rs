@@ -42,6 +42,11 @@ impl StepTrace {
         Ok((0..bounds.len() - 1).map(|stage| divided.part(stage)).collect())
     }
 
+    /// The number of the model's tensors: parameters and running statistics.
+    pub fn model_tensors(&self) -> u64 {
+        self.with_role(TraceRole::Parameter)
+    }
+
     /// The paths and numbers of elements of the parameters that are updated, in the order of the fields.
     pub fn learned_parameters(&self) -> Vec<(&str, u64)> {
         self.learned_shapes().map(|(path, shape, _)| (path, elements(&shape))).collect()

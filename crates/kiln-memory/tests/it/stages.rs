@@ -20,7 +20,7 @@ const SUMMED: StepOptions = StepOptions {
 };
 
 fn estimates(trace: &StepTrace, cuts: &[usize], most: usize) -> Vec<StageEstimate> {
-    let in_flight = InFlight { most, micro_batches: 8, last: None };
+    let in_flight = InFlight { most, micro_batches: 8, last: None, sent: 0 };
     let stages = trace.stages(cuts).unwrap();
     stages.iter().map(|stage| stage.estimate_stage(4, in_flight, &flex()).unwrap()).collect()
 }
@@ -141,7 +141,7 @@ fn a_replica_that_owns_half_of_the_parameters_holds_half_of_the_state() {
 #[test]
 fn parts_are_planned_like_steps() {
     let trace = mlp((64, 4), F32, &sgd(), SUMMED);
-    let two = InFlight { most: 2, micro_batches: 8, last: None };
+    let two = InFlight { most: 2, micro_batches: 8, last: None, sent: 0 };
     for part in trace.stages(&[2]).unwrap() {
         assert_eq!(part.blocks(), 2);
         let plain = part.estimate_stage(64, two, &flex()).unwrap();

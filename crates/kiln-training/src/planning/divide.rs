@@ -17,8 +17,8 @@ use crate::error::Error;
 /// How often stages are divided again with corrected limits. Corrections are needed because the solver adds up the bytes of blocks.
 const CORRECTIONS: usize = 4;
 
-/// Bytes that burn keeps for the leaf that a micro-batch has of a learned parameter: a part of [`BackendProfile::trained_bytes`].
-const LEAF_BYTES: u64 = 2_150;
+/// Bytes that burn keeps for each tensor of the model that a micro-batch has: a part of [`BackendProfile::trained_bytes`].
+const LEAF_BYTES: u64 = 1_150;
 
 /// Micro-batches per stage if the caller does not set their number: the bubble is then at most a third.
 const MICRO_BATCHES: usize = 2;
@@ -252,7 +252,8 @@ impl Division<'_> {
             let blocks = bounds[stage]..bounds[stage + 1];
             let most = schedule.in_flight(stage, traces.len(), count);
             let last = self.planner.batch.checked_sub(count.saturating_sub(1) * self.micro_batch);
-            let in_flight = InFlight { most, micro_batches: count, last };
+            let before = stage.checked_sub(1).map_or(most, |before| schedule.in_flight(before, traces.len(), count));
+            let in_flight = InFlight { most, micro_batches: count, last, sent: before.saturating_sub(most) };
             let shares = devices[..stage].contains(&devices[stage]);
             let estimate = self.estimate(trace, stage, &blocks, in_flight, shares)?;
             let passes_peak = estimate.passes_peak_bytes + self.scratch(stage, most);
@@ -360,10 +361,12 @@ impl Division<'_> {
         profile.sample_bytes = 0;
         profile.loader_bytes = if stage == 0 { profile.loader_bytes.saturating_add(samples) } else { 0 };
         profile.fixed_bytes = if shares_device { 0 } else { profile.fixed_bytes };
-        // Each micro-batch has leaves of its own for the parameters of all stages. The first stage makes and drops them.
-        let of_leaf = profile.trained_bytes.min(LEAF_BYTES);
-        profile.trained_bytes -= of_leaf;
-        profile.pass_bytes = if stage == 0 { of_leaf * self.step.learned().len() as u64 } else { 0 };
+        if profile.trained_bytes > 0 {
+            // Each micro-batch has a model of its own for all stages. The first stage makes and drops it.
+            let (of_model, learned) = (LEAF_BYTES * self.step.model_tensors(), self.step.learned().len().max(1) as u64);
+            profile.trained_bytes = profile.trained_bytes.saturating_sub(of_model / learned);
+            profile.pass_bytes = if stage == 0 { of_model } else { 0 };
+        }
         profile
     }
 }

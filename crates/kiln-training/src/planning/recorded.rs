@@ -343,6 +343,11 @@ impl RecordedStep {
         self.in_memory.whole.learned_parameters()
     }
 
+    /// The number of the model's tensors: parameters and running statistics.
+    pub(crate) fn model_tensors(&self) -> u64 {
+        self.in_memory.whole.model_tensors()
+    }
+
     /// Every buffer of the step.
     ///
     /// # Errors
