@@ -64,9 +64,10 @@ impl StageMeter {
         Self { meter, sizes, ledger: Mutex::default() }
     }
 
-    /// Begins a batch. What is live beside the resident bytes of all stages counts in the first one: the samples, and those of the data loader.
+    /// Begins a batch. What is live beside the resident bytes of all stages counts in the first one: the samples, and those of the data loader. A
+    /// shared parameter is resident in two stages, and once on the heap.
     pub(crate) fn begin(&self) {
-        let resident: u64 = self.sizes.iter().map(|sizes| sizes.resident).sum();
+        let resident: u64 = self.sizes.iter().map(|sizes| sizes.resident.saturating_sub(sizes.shared)).sum();
         let beside = self.meter.live_bytes() as i64 - resident as i64;
         let mut stages = vec![Account::default(); self.sizes.len()];
         stages
