@@ -25,7 +25,7 @@ const STEPS: usize = 3;
 const BATCHES: usize = 40;
 /// How often the loader is asked whether it is full.
 const POLL: Duration = Duration::from_millis(10);
-/// How often its threads must have done nothing if it is full, and if it is not.
+/// How often in a row its threads must have done nothing if it is full, and if it is not.
 const IDLE: [usize; 2] = [10, 100];
 /// How often it is asked at most.
 const POLLS: usize = 1000;

@@ -24,9 +24,11 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     if let Some(profile) = path.as_deref().and_then(read) {
         // Of the CPU device, everything else is known without measuring.
         let BackendProfile { operation_bytes, flops, half_flops, bandwidth, launch, .. } = profile;
+        let flex = BackendProfile::flex();
+        let operation_bytes = operation_bytes.max(flex.operation_bytes);
         return Ok(match runtime {
             Some(_) => profile,
-            None => BackendProfile { operation_bytes, flops, half_flops, bandwidth, launch, ..BackendProfile::flex() },
+            None => BackendProfile { operation_bytes, flops, half_flops, bandwidth, launch, ..flex },
         });
     }
     let start = runtime.map_or_else(BackendProfile::flex, Runtime::profile);

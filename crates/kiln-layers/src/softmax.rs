@@ -111,7 +111,7 @@ fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
 mod flex {
     //! Softmax on the CPU, row by row.
     //!
-    //! Scratch memory: none in f32, otherwise two tasks of `CHUNK` values or more for each thread. About 20 operations for each value
+    //! Scratch memory: none in f32, otherwise two buffers for each thread, of the values of a task: whole rows, `CHUNK` values or more. About 20 operations for each value
     //! forward, 4 backward.
 
     use burn::backend::TensorMetadata;

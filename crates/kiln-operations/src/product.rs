@@ -14,12 +14,12 @@ pub struct Cpu {
 impl Cpu {
     /// Bytes of the buffers of the threads that run `tasks`: `values` f32 values each.
     pub fn of_threads(&self, tasks: u64, values: u64) -> u64 {
-        4 * values * tasks.min(self.threads.max(1) as u64)
+        self.of_tasks(tasks, 4 * values)
     }
 
-    /// Bytes of the buffers of the tasks that run at once, of `bytes` each.
-    pub fn at_once(&self, tasks: usize, bytes: usize) -> u64 {
-        bytes as u64 * tasks.min(self.threads.max(1)) as u64
+    /// Bytes of the buffers of the threads that run `tasks`: `bytes` each.
+    pub fn of_tasks(&self, tasks: u64, bytes: u64) -> u64 {
+        bytes * tasks.min(self.threads.max(1) as u64)
     }
 
     /// Bytes packed by a product of an m x k and a k x n matrix in f32. The rows of the right matrix are without gaps, and so are those

@@ -173,34 +173,38 @@ pub(super) fn backward_lengths([time, keys, depth]: [usize; 3]) -> [usize; 11] {
     [of_span, of_span, of_span, span, block * depth, of_lanes, of_lanes, scores, scores, all, all]
 }
 
-/// Bytes that a thread's products pack, of blocks of keys that are not whole vectors or of such heads.
-fn packed([time, keys, depth]: [usize; 3], cpu: &Cpu) -> u64 {
+/// Bytes that a thread's products pack: of blocks of keys that are not whole vectors, and of such heads.
+fn packed(sizes: &Sizes, cpu: &Cpu, backward: bool) -> u64 {
+    let [time, keys, depth] = sizes.of_head();
     let [_, queries, block, _] = blocks(time, keys);
-    let product = |[m, k, n]: [usize; 3], left_rows| cpu.packed([m, k, n].map(|size| size as u64), left_rows);
+    let product = |sizes: [usize; 3], left_rows| cpu.packed(sizes.map(|size| size as u64), left_rows);
     let of_block = |keys| {
-        let scores = product([queries, depth, keys], true).max(product([queries, keys, depth], true));
-        scores.max(product([keys, queries, depth], false))
+        let rows = product([queries, depth, keys], true).max(product([queries, keys, depth], true));
+        if backward { rows.max(product([keys, queries, depth], false)) } else { rows }
     };
-    of_block(block).max(of_block(keys % KEYS))
+    // A block of queries that sees some of more keys has any number of them.
+    let any = if sizes.causal && time != keys { block.min(KEYS - 1) } else { 0 };
+    [block, keys % KEYS, any].into_iter().map(of_block).max().unwrap_or(0)
 }
 
 /// Bytes of the tasks of a direction, and of the buffers of the threads.
-fn of_tasks(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu, (tasks, task, values): (u64, u64, usize)) -> u64 {
-    let head = sizes.of_head();
-    let [_, queries, ..] = blocks(head[0], head[1]);
-    let of_thread = 4 * values + size_of::<usize>() * queries + packed(head, cpu) as usize;
-    tasks * task + cpu.at_once(tasks as usize, of_thread) + call.widened(tasks, sizes.depth, cpu)
+fn of_tasks(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu, (tasks, task, values): (u64, u64, usize), packed: u64) -> u64 {
+    let [time, keys, _] = sizes.of_head();
+    let [_, queries, ..] = blocks(time, keys);
+    let of_thread = (size_of::<f32>() * values + size_of::<usize>() * queries) as u64 + packed;
+    tasks * task + cpu.of_tasks(tasks, of_thread) + call.widened(tasks, sizes.depth, cpu)
 }
 
 fn forward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
     let tasks = sizes.samples * sizes.heads * sizes.time.div_ceil(SPAN as u64);
     let values = forward_lengths(sizes.of_head()).iter().sum();
-    of_tasks(sizes, call, cpu, (tasks, TASK_BYTES[0], values))
+    of_tasks(sizes, call, cpu, (tasks, TASK_BYTES[0], values), packed(sizes, cpu, false))
 }
 
 fn backward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
     let values = backward_lengths(sizes.of_head()).iter().sum();
-    of_tasks(sizes, call, cpu, (sizes.samples * sizes.kv_heads, TASK_BYTES[1], values))
+    let tasks = sizes.samples * sizes.kv_heads;
+    of_tasks(sizes, call, cpu, (tasks, TASK_BYTES[1], values), packed(sizes, cpu, true))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! core's cache when they are read again.
 //!
 //! Scratch memory, with n samples, c channels and b = ceil(c / floor(512 / plane)) blocks (b = c for planes of more than 256 values): 16
-//! n b bytes of slices in each direction (32 n b backward with a residual), and at most 64 KiB for each thread. Multiply-adds for each
+//! n b bytes of slices in each direction (32 n b backward with a residual), and at most 32 KiB for each thread. Multiply-adds for each
 //! value: forward 3 with the statistics of the batch and 1 with running ones; backward 6 and 2.
 
 use burn::backend::TensorMetadata;

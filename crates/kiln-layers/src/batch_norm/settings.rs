@@ -130,9 +130,10 @@ fn of_groups(call: &Call<'_>, sums: u64) -> u64 {
     if rows == 0 { 0 } else { 4 * sums * channels * Grid::of([rows as usize, channels as usize]).groups as u64 }
 }
 
-/// A slice for each sample of a block of channels, and three pieces for each thread.
+/// A slice for each sample of a block of channels, and some pieces for each thread: three of a task, and those of tasks that it runs while it
+/// waits for others.
 fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
-    const BUFFERS: u64 = 3 * PIECE as u64;
+    const BUFFERS: u64 = 8 * PIECE as u64;
     let (samples, channels) = (call.dim(0, 0), call.dim(0, 1));
     let plane = call.elements(0) / (samples * channels).max(1);
     let blocks = channels.div_ceil((RUN as u64 / plane.max(1)).max(1));

@@ -33,7 +33,6 @@ struct Pass {
 }
 
 /// Buffers that a thread uses again.
-#[derive(Default)]
 pub(super) struct Buffers {
     pub(super) copies: Vec<f32>,
     pub(super) wide: Vec<f32>,
@@ -109,8 +108,9 @@ impl Correlation {
         let Kernels { values, size: [high, wide], distances } = kernels;
         let block = self.block();
         let blocks = self.targets.div_ceil(block);
-        let pass = |(classes, taps): ([&Class; 2], Vec<[Tap; 2]>)| {
-            let [down, right] = classes;
+        let pass = |[down, right]: [&Class; 2]| {
+            let taps: Vec<[Tap; 2]> =
+                down.taps.iter().flat_map(|down| right.taps.iter().map(|right| [*down, *right])).collect();
             let places: Vec<usize> = taps.iter().map(|[down, right]| down.index * wide + right.index).collect();
             let terms = self.sources * taps.len();
             let mut weights = vec![0.0f32; self.weights(taps.len())];
@@ -131,20 +131,20 @@ impl Correlation {
             }
             Pass { first: [down.first, right.first], count: [down.count, right.count], taps, weights }
         };
-        self.classes().zip(self.taps()).map(pass).collect()
+        self.classes().map(pass).collect()
     }
 
     /// Computes the target images. Each value begins as the bias of its channel, or as 0.
     pub(super) fn run<E: Stored>(&self, values: &[E], kernels: Kernels<'_>, bias: &[f32]) -> Vec<E> {
         let channels = self.groups * self.targets;
         let mut target = vec![E::zeroed(); self.images * channels * self.image()];
-        let passes = self.passes(kernels);
         // Without a pass, all taps of the target lie in the padding.
-        if target.is_empty() || passes.is_empty() {
+        if target.is_empty() || self.classes().next().is_none() {
             return target;
         }
+        let passes = self.passes(kernels);
         let portions = self.portions(passes.len());
-        let Portions { images, channels: part, rows, sources, tasks: count } = portions;
+        let Portions { images, channels: part, rows, sources, tasks: all } = portions;
         let lengths = self.lengths(passes.len(), &portions);
         let part_values = if part == channels { images * channels * self.image() } else { part * self.image() };
         let tasks = target.par_chunks_mut(images * channels * self.image()).enumerate();
@@ -180,7 +180,7 @@ impl Correlation {
                 }
             }
         };
-        run_with_buffers(tasks, count, || Buffers::new::<E>(lengths), run);
+        run_with_buffers(tasks, all, || Buffers::new::<E>(lengths), run);
         target
     }
 
@@ -196,7 +196,6 @@ impl Correlation {
     ) {
         let rows = targets.len().next_multiple_of(self.block());
         sums.clear();
-        sums.reserve_exact(passes * rows * placed.lanes);
         for _ in 0..passes {
             for row in 0..rows {
                 let bias = bias.get(group * self.targets + targets.start + row).copied().unwrap_or(0.0);

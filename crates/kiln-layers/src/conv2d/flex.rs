@@ -5,12 +5,12 @@
 //! time. With a stride the input is copied once for each remainder of the taps, so that the pixels of a copy are neighbours. The gradient
 //! of the input is computed separately for each remainder. The gradient of the weight reads copies that are ordered by pixels.
 //!
-//! Scratch memory, with `W` bytes of the weight in f32 and T threads. B is 384 KiB, or the channels and pixels of one row with the rows
-//! that the kernel reads, if these are more:
+//! Scratch memory, with `W` bytes of the weight in f32 and T threads. B are the buffers of a task, of at most 384 KiB or of one row with the
+//! rows that the kernel reads ([`Lengths`](super::portions::Lengths), [`WeightLengths`](super::weight_portions::WeightLengths)):
 //! - Output and gradient of the input: W + T B (in 16 bits 2 W + T B).
-//! - Gradient of the weight: S + T B, with partial sums S of min(8 W, 256 KiB), or of T / 8 W for weights of more than 256 KiB (in 16
-//!   bits W more).
-//! - Gradient of the weight with one input channel in each of several groups: W + T (two planes of a channel).
+//! - Gradient of the weight: S + T B, with sums S of at most 8 W and 256 KiB, or of T / 8 W where the sums of two groups of images have more (in
+//!   16 bits W more).
+//! - Gradient of the weight with one input channel in each of several groups: T (two planes of a channel).
 //!
 //! Multiply-adds of each: images * channels out * channels in / groups * kernel * pixels of the output.
 

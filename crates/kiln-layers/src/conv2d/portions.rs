@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Geometry;
-use super::plan::{Class, Copies, Movement, Side, Tap};
+use super::plan::{Class, Copies, Movement, Side};
 use super::settings::{CACHED, LANES, ROWS, TASKS, WIDTH};
 
 /// Values that a tile reads of the channels whose products are summed together. They stay in the first-level cache.
@@ -149,11 +149,9 @@ impl Correlation {
         self.height.classes.iter().flat_map(|down| self.width.classes.iter().map(move |right| [down, right]))
     }
 
-    /// The taps of each pass.
-    pub(super) fn taps(&self) -> impl Iterator<Item = Vec<[Tap; 2]>> {
-        self.classes().map(|[down, right]| {
-            down.taps.iter().flat_map(|down| right.taps.iter().map(|right| [*down, *right])).collect()
-        })
+    /// The number of taps of each pass.
+    pub(super) fn taps(&self) -> impl Iterator<Item = usize> {
+        self.classes().map(|[down, right]| down.taps.len() * right.taps.len())
     }
 
     /// Values of the weights of a pass with so many taps: for each group and block of targets, `[terms, rows of the block]`.
@@ -208,10 +206,10 @@ impl Correlation {
     /// The buffers of a task.
     pub(super) fn lengths(&self, passes: usize, portions: &Portions) -> Lengths {
         let (height, width) = (&self.height, &self.width);
-        let placed = self.placed(0..portions.images.min(self.images), 0..portions.rows);
+        let placed = self.placed(0..portions.images, 0..portions.rows);
         let sources = portions.sources.min(self.sources);
         let targets = portions.channels.min(self.targets).next_multiple_of(self.block());
-        let taps = self.taps().map(|taps| taps.len()).max().unwrap_or(0);
+        let taps = self.taps().max().unwrap_or(0);
         let rows = (height.target_step * portions.rows).min(height.target);
         Lengths {
             copies: sources * self.copies() * placed.plane + LANES,

@@ -132,23 +132,26 @@ pub(super) static BIAS_BACKWARD: Cost = Cost {
 /// The sizes of a call, from the shapes of input and weight.
 fn sizes(call: &Call<'_>, x: &Operand<'_>, weight: &Operand<'_>) -> Option<(Sizes, Geometry)> {
     let geometry = Geometry::of_scalars(call.scalars)?;
-    Some((Sizes::new(x.shape.try_into().ok()?, weight.shape.try_into().ok()?, geometry), geometry))
+    let (x, weight): ([usize; 4], [usize; 4]) = (x.shape.try_into().ok()?, weight.shape.try_into().ok()?);
+    let extent = geometry.extent([weight[2], weight[3]]);
+    let fits = (0..2).all(|side| x[2 + side] + geometry.before[side] + geometry.after[side] >= extent[side]);
+    fits.then(|| (Sizes::new(x, weight, geometry), geometry))
 }
 
-/// Bytes of a weight in the order of the kernel and of a bias in f32, in 16 bits also of the weight in its own order, and of the buffers of
-/// the tasks that run at once.
+/// Bytes of a weight in the order of the kernel in f32, in 16 bits also in its own order, and of the buffers of the tasks that run at once.
 fn correlation(call: &Call<'_>, correlation: &Correlation, weight: usize, cpu: &Cpu) -> u64 {
     let passes = correlation.classes().count();
     if passes == 0 || call.out_elements(0) == 0 {
         return 0;
     }
     let portions = correlation.portions(passes);
-    let weights: usize = correlation.taps().map(|taps| correlation.weights(taps.len())).sum();
+    let weights: usize = correlation.taps().map(|taps| correlation.weights(taps)).sum();
     let widened = if call.is_half() { call.wide(weight, 1) } else { 0 };
     let buffers = correlation.lengths(passes, &portions).bytes(call.is_half());
-    4 * weights as u64 + widened + cpu.at_once(portions.tasks, buffers)
+    4 * weights as u64 + widened + cpu.of_tasks(portions.tasks as u64, buffers as u64)
 }
 
+/// With a bias in f32.
 fn forward(call: &Call<'_>, cpu: &Cpu) -> Option<u64> {
     let (sizes, geometry) = sizes(call, call.inputs.first()?, call.inputs.get(1)?)?;
     Some(call.wide(2, 1) + correlation(call, &sizes.of_input(geometry), 1, cpu))
@@ -168,10 +171,10 @@ fn weight_backward(call: &Call<'_>, cpu: &Cpu) -> Option<u64> {
     }
     let half = call.is_half();
     let scratch = if sizes.inputs == 1 && geometry.groups > 1 {
-        cpu.at_once(geometry.groups, depthwise_bytes(&sizes.of_input(geometry), half))
+        cpu.of_tasks(geometry.groups as u64, depthwise_bytes(&sizes.of_input(geometry), half) as u64)
     } else {
         let portions = WeightPortions::new(sizes, geometry);
-        4 * portions.kept() as u64 + cpu.at_once(portions.tasks(), portions.lengths().bytes(half))
+        4 * portions.kept() as u64 + cpu.of_tasks(portions.tasks() as u64, portions.lengths().bytes(half) as u64)
     };
     Some(if half { 4 * call.out_elements(0) + scratch.saturating_sub(call.out_bytes(0)) } else { scratch })
 }

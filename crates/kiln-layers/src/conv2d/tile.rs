@@ -62,7 +62,7 @@ fn vectors() -> usize {
 pub(super) struct Factors<'a> {
     /// The factors of each term for each block of rows, one block after the other: `[terms, rows of a block]`.
     pub(super) values: &'a [f32],
-    /// The rows of a block, 1 or [`ROWS`].
+    /// The rows of a block, 1 or [`ROWS`](super::settings::ROWS).
     pub(super) block: usize,
     pub(super) terms: usize,
     /// The term of the first offset.

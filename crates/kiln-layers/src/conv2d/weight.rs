@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::correlation::Buffers;
 use super::plan::{Side, Tap, held};
-use super::portions::{Correlation, Lengths, Sizes};
+use super::portions::{Correlation, Sizes};
 use super::settings::{LANES, PIXELS};
 use super::tile::{Factors, add_products};
 use super::weight_portions::{WeightLengths, WeightPortions, depthwise_lengths};
@@ -28,7 +28,6 @@ struct Job<'a, E> {
 
 /// Buffers that a task uses again.
 struct Pixels {
-    sums: Vec<f32>,
     /// Pixel by pixel, the input's channels of a group.
     x: Vec<f32>,
     /// For each block of output channels: pixel by pixel, the gradients of the block.
@@ -40,10 +39,9 @@ struct Pixels {
 impl Pixels {
     /// Buffers for tasks on values of type `E`.
     fn new<E: Stored>(lengths: WeightLengths) -> Self {
-        let WeightLengths { sums, x, gradient, offsets, wide } = lengths;
+        let WeightLengths { x, gradient, offsets, wide, .. } = lengths;
         let [wide] = widened_buffers::<E, 1>(wide);
         Self {
-            sums: Vec::with_capacity(sums),
             x: Vec::with_capacity(x),
             gradient: Vec::with_capacity(gradient),
             offsets: Vec::with_capacity(offsets),
@@ -57,29 +55,29 @@ pub(super) fn weight_gradient<E: Stored>(portions: &WeightPortions, x: &[E], gra
     let (sizes, image_groups) = (&portions.sizes, portions.image_groups);
     let row = sizes.inputs * sizes.kernel[0] * sizes.kernel[1];
     let job = Job { portions, x, gradient };
-    let pixels = || Pixels::new::<E>(portions.lengths());
+    let lengths = portions.lengths();
+    let pixels = || Pixels::new::<E>(lengths);
     let mut out = vec![0.0f32; portions.channels() * row];
     let parts = out.par_chunks_mut(portions.part * row).enumerate();
     if image_groups == 1 {
-        run_with_buffers(parts, portions.tasks(), pixels, |pixels, (index, out)| {
+        let buffers = || (Vec::with_capacity(lengths.sums), pixels());
+        run_with_buffers(parts, portions.tasks(), buffers, |(sums, pixels), (index, out)| {
             let channels = portions.part(index);
-            let mut sums = std::mem::take(&mut pixels.sums);
             sums.clear();
             sums.resize(portions.sums(channels.len()), 0.0);
-            job.run(0..sizes.images, channels, &mut sums, pixels);
-            out.chunks_mut(row).enumerate().for_each(|(channel, out)| portions.add(&sums, channel, out));
-            pixels.sums = sums;
+            job.run(0..sizes.images, channels, sums, pixels);
+            out.chunks_mut(row).enumerate().for_each(|(channel, out)| portions.add(sums, channel, out));
         });
         return out;
     }
     let each = portions.sums(portions.part.min(portions.channels()));
     let mut kept = vec![0.0f32; portions.kept()];
     let images = |task: usize| group(task % image_groups, sizes.images, image_groups);
-    let tasks = kept.par_chunks_mut(each.max(1)).enumerate().filter(|(task, _)| !images(*task).is_empty());
+    let tasks = kept.par_chunks_mut(each).enumerate().filter(|(task, _)| !images(*task).is_empty());
     run_with_buffers(tasks, portions.tasks(), pixels, |pixels, (task, sums)| {
         job.run(images(task), portions.part(task / image_groups), sums, pixels);
     });
-    parts.zip(kept.par_chunks((image_groups * each).max(1))).for_each(|((_, out), sums)| {
+    parts.zip(kept.par_chunks(image_groups * each)).for_each(|((_, out), sums)| {
         out.par_chunks_mut(row).enumerate().for_each(|(channel, out)| {
             sums.chunks_exact(each).for_each(|sums| portions.add(sums, channel, out));
         });
@@ -106,7 +104,7 @@ impl<E: Stored> Job<'_, E> {
     fn run(&self, images: Range<usize>, channels: Range<usize>, sums: &mut [f32], pixels: &mut Pixels) {
         let portions = self.portions;
         let (Sizes { outputs, output, .. }, columns) = (portions.sizes, portions.columns);
-        let ([at_a_time, rows], block) = (portions.together, portions.block());
+        let ([at_a_time, rows], block) = (portions.together(channels.len().min(outputs)), portions.block());
         for group in channels.start / outputs..channels.end.div_ceil(outputs) {
             let first = channels.start.max(group * outputs);
             let part = first..channels.end.min((group + 1) * outputs);
@@ -193,11 +191,8 @@ pub(super) fn depthwise_gradient<E: Stored>(
     let places = |side: &Side| -> Vec<Tap> { side.classes.iter().flat_map(|class| class.taps.clone()).collect() };
     let (down, right) = (places(height), places(width));
     let mut out = vec![0.0f32; groups * outputs * taps];
-    let [copies, lanes, wide] = depthwise_lengths(correlation);
-    let buffers = || {
-        let lengths = Lengths { copies, sums: 0, offsets: 0, wide: [wide, 0] };
-        (Buffers::new::<E>(lengths), Vec::with_capacity(lanes))
-    };
+    let (lengths, lanes) = depthwise_lengths(correlation);
+    let buffers = || (Buffers::new::<E>(lengths), Vec::with_capacity(lanes));
     run_with_buffers(
         out.par_chunks_mut(outputs * taps).enumerate(),
         *groups,

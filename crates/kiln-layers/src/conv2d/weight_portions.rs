@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Geometry;
-use super::portions::{Correlation, Sizes};
+use super::portions::{Correlation, Lengths, Sizes};
 use super::settings::{CACHED, LANES, PARTS, PIXELS, ROWS, TASKS};
 
 /// Columns of the weight's gradient that are neighbours in the pixels: those of a tap, or of a row of taps.
@@ -29,8 +29,6 @@ pub(super) struct WeightPortions {
     pub(super) image_groups: usize,
     /// Output channels of a task.
     pub(super) part: usize,
-    /// Number of images and of rows of outputs whose pixels are copied together.
-    pub(super) together: [usize; 2],
 }
 
 /// The most values that the buffers of a task have.
@@ -67,9 +65,7 @@ impl WeightPortions {
         let image_groups = (PARTS / (channels * columns).max(1)).clamp(1, TASKS);
         let whole = if geometry.groups == 1 { ROWS } else { sizes.outputs };
         let part = channels.div_ceil(TASKS.div_ceil(image_groups)).next_multiple_of(whole);
-        let mut all = Self { sizes, geometry, runs, columns, width, image_groups, part, together: [1, 1] };
-        all.together = all.copied_together();
-        all
+        Self { sizes, geometry, runs, columns, width, image_groups, part }
     }
 
     pub(super) fn channels(&self) -> usize {
@@ -108,13 +104,9 @@ impl WeightPortions {
         (rows - 1) * self.geometry.stride[0] + self.geometry.extent(self.sizes.kernel)[0]
     }
 
-    /// The most output channels of a group in a task.
-    fn channels_together(&self) -> usize {
-        self.part.min(self.channels()).min(self.sizes.outputs)
-    }
-
-    fn copied_together(&self) -> [usize; 2] {
-        let (Sizes { inputs, output, .. }, channels) = (self.sizes, self.channels_together());
+    /// Number of images and of rows of outputs whose pixels are copied together, in a task of so many output channels of a group.
+    pub(super) fn together(&self, channels: usize) -> [usize; 2] {
+        let Sizes { inputs, output, .. } = self.sizes;
         let size = |rows| self.input_rows(rows) * self.width * inputs + rows * output[1] * channels;
         let image = size(output[0].max(1));
         if output[0] == 0 || image <= CACHED {
@@ -127,16 +119,29 @@ impl WeightPortions {
         [1, (1..output[0]).rev().find(|rows| size(*rows) <= CACHED).unwrap_or(1)]
     }
 
-    /// The buffers of a task.
+    /// The buffers of a task. The last one may have fewer channels, and then more pixels.
     pub(super) fn lengths(&self) -> WeightLengths {
-        let Sizes { images, inputs, input, output, .. } = self.sizes;
-        let [at_a_time, rows] = self.together;
+        let last = self.channels() - (self.channels() - 1) / self.part * self.part;
+        let [first, last] = [self.part.min(self.channels()), last].map(|channels| self.lengths_of(channels));
+        WeightLengths {
+            sums: first.sums.max(last.sums),
+            x: first.x.max(last.x),
+            gradient: first.gradient.max(last.gradient),
+            offsets: first.offsets.max(last.offsets),
+            wide: first.wide.max(last.wide),
+        }
+    }
+
+    fn lengths_of(&self, channels: usize) -> WeightLengths {
+        let Sizes { images, inputs, outputs, input, output, .. } = self.sizes;
+        let of_group = channels.min(outputs);
+        let [at_a_time, rows] = self.together(of_group);
         let at_a_time = at_a_time.min(images.div_ceil(self.image_groups));
         let pixels = at_a_time * rows * output[1];
         WeightLengths {
-            sums: if self.image_groups == 1 { self.sums(self.part.min(self.channels())) } else { 0 },
+            sums: if self.image_groups == 1 { self.sums(channels) } else { 0 },
             x: at_a_time * self.input_rows(rows) * self.width * inputs + LANES,
-            gradient: self.channels_together().next_multiple_of(self.block()) * pixels,
+            gradient: of_group.next_multiple_of(self.block()) * pixels,
             offsets: pixels,
             wide: input[1].max(rows * output[1]),
         }
@@ -159,16 +164,18 @@ impl WeightLengths {
     }
 }
 
-/// The most values that the buffers of a task have whose weight has one input channel in each group: copies, a plane of the gradient in the
-/// order of the copies, and a row in f32.
-pub(super) fn depthwise_lengths(correlation: &Correlation) -> [usize; 3] {
+/// The buffers of a task whose weight has one input channel in each group, and a plane of the gradient in the order of the copies.
+pub(super) fn depthwise_lengths(correlation: &Correlation) -> (Lengths, usize) {
     let placed = correlation.placed(0..1, 0..correlation.height.target);
-    let Correlation { width, .. } = correlation;
-    [correlation.copies() * placed.plane + LANES, placed.lanes, width.source.max(width.target)]
+    let wide = correlation.width.source.max(correlation.width.target);
+    (
+        Lengths { copies: correlation.copies() * placed.plane + LANES, sums: 0, offsets: 0, wide: [wide, 0] },
+        placed.lanes,
+    )
 }
 
 /// Bytes of these buffers, for values of 16 bits or of f32.
 pub(super) fn depthwise_bytes(correlation: &Correlation, is_half: bool) -> usize {
-    let [copies, lanes, wide] = depthwise_lengths(correlation);
-    size_of::<f32>() * (copies + lanes + if is_half { wide } else { 0 })
+    let (lengths, lanes) = depthwise_lengths(correlation);
+    lengths.bytes(is_half) + size_of::<f32>() * lanes
 }

@@ -226,7 +226,7 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
         }
 }
 
-/// The most bytes of the operands that the products of a block of classes pack, the last of which may be shorter. The weight's values lie side
+/// The most bytes of the operands that the products of a block of classes pack. The last block may be shorter. The weight's values lie side
 /// by side for each class or for each hidden value. `learned` says which gradients are wanted: of the rows and of the weight.
 pub(super) fn of_products(cpu: &Cpu, sizes: [u64; 3], by_class: bool, learned: [bool; 2]) -> u64 {
     let [rows, width, classes] = sizes;

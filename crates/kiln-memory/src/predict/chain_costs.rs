@@ -20,7 +20,7 @@ use super::time::Clock;
 pub struct BlockCost {
     /// Bytes of the tensors that the block reads from the block before it.
     pub input_bytes: u64,
-    /// Bytes that the block keeps for its backward pass, its input included.
+    /// Bytes that the block keeps for its backward pass, its input and burn's graph included.
     pub saved_bytes: u64,
     /// Bytes in addition to `saved_bytes` that the block needs while it runs, in either direction.
     pub workspace_bytes: u64,
@@ -41,7 +41,7 @@ pub struct ChainCosts {
     /// The blocks, first to last.
     pub blocks: Vec<BlockCost>,
     /// Bytes that are alive during the whole forward and backward pass: parameters, optimizer state, sums of gradients, bytes
-    /// of the device and the data loader, burn's graph, and tensors that were made before the chain and are kept.
+    /// of the device and the data loader, burn's graph beside the blocks, and tensors that were made before the chain and are kept.
     pub resident_bytes: u64,
     /// Bytes in addition to the resident and the saved bytes at the peak of the operations after the chain: the head and the loss.
     pub head_bytes: u64,
@@ -86,6 +86,10 @@ impl StepTrace {
         self.peaks(&mut costs, &live, &passes);
         for (cost, span) in costs.blocks.iter_mut().zip(self.cuts.windows(2)) {
             cost.forward_seconds = (span[0]..span[1]).map(|index| clock.seconds(index)).sum();
+            // burn's graph of a block is kept with its activations.
+            let of_graph = profile.operation_bytes * (span[1] - span[0]) as u64;
+            cost.saved_bytes += of_graph;
+            costs.resident_bytes -= of_graph;
         }
         Ok(costs)
     }

@@ -247,7 +247,8 @@ impl BackendProfile {
         self
     }
 
-    /// Bytes that the forward pass of a step keeps besides its activations. Of the segments that are recomputed, only the longest counts.
+    /// [`operation_bytes`](Self::operation_bytes) and [`pass_bytes`](Self::pass_bytes) of a step. Of the segments that are recomputed, only
+    /// the longest counts.
     pub(super) fn graph_bytes(&self, trace: &StepTrace) -> u64 {
         let [start, backward, ..] = trace.phases;
         self.operation_bytes * (backward - start).saturating_sub(trace.recomputed) as u64 + self.pass_bytes

@@ -20,7 +20,7 @@ use super::time::Clock;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageEstimate {
-    /// Bytes of its parameters and running statistics, with what burn keeps for each. Copies of other stages' parameters are included.
+    /// Bytes of its parameters and running statistics, with [`BackendProfile::parameter_bytes`] for each. Copies of other stages' parameters are included.
     pub parameter_bytes: u64,
     /// Bytes of the sums of gradients of its parameters.
     pub gradient_bytes: u64,
@@ -54,7 +54,7 @@ pub struct InFlight {
     pub most: usize,
     /// Number of all micro-batches of the batch.
     pub micro_batches: usize,
-    /// Samples of the last micro-batch, if they may be fewer.
+    /// Samples of the last micro-batch. `None`: as many as of the others.
     pub last: Option<usize>,
     /// The most micro-batches that the stage before has sent and whose forward pass has not begun.
     pub sent: usize,

@@ -66,6 +66,11 @@ impl Rewrite {
         }
     }
 
+    /// The number of segments that are recomputed.
+    pub(super) fn replays(&self) -> usize {
+        self.replays.len()
+    }
+
     /// Recomputes the operations of `span` in the backward pass. Returns the position at which they are repeated, which is `from` or
     /// later. `None` if the backward pass of the segment begins before `from`.
     pub(super) fn recompute(&mut self, span: Range<usize>, offloaded: bool, from: usize) -> Option<usize> {

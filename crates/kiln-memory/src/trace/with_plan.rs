@@ -66,11 +66,13 @@ impl StepTrace {
         let mut lengths = vec![];
         for segment in segments.iter().rev() {
             let span = self.cuts[segment.blocks.start]..self.cuts[segment.blocks.end];
-            lengths.push(span.len());
+            let (length, replays) = (span.len(), rewrite.replays());
             match rewrite.recompute(span, segment.offloaded || segment.streamed, before) {
                 Some(place) => before = place,
                 None => return Err(invalid(segment, "its backward pass is not in one piece")),
             }
+            // Nothing is recomputed of a segment that needs no gradient.
+            lengths.extend((rewrite.replays() > replays).then_some(length));
         }
         let mut trace = rewrite.finish();
         trace.recomputed = lengths.iter().sum::<usize>() - lengths.iter().max().copied().unwrap_or(0);

@@ -161,11 +161,17 @@ pub fn to_f32(tensor: &FlexTensor) -> Vec<f32> {
     }, else vec![])
 }
 
-/// A tensor of f32 values, kept in `dtype`.
+/// A tensor of f32 values, kept in `dtype`. In f32 it has the memory of `values`.
 pub fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FlexTensor {
+    const PIECE: usize = 1 << 10;
+    if dtype == DType::F32 {
+        return tensor(values, shape);
+    }
     by_dtype!(dtype, E => {
-        let mut kept = vec![E::zeroed(); values.len()];
-        E::written(&mut kept, &mut vec![], |out| out.copy_from_slice(&values));
+        let (mut kept, mut wide) = (vec![E::zeroed(); values.len()], vec![]);
+        for (kept, values) in kept.chunks_mut(PIECE).zip(values.chunks(PIECE)) {
+            E::written(kept, &mut wide, |out| out.copy_from_slice(values));
+        }
         tensor(kept, shape)
     }, else tensor(values, shape))
 }

@@ -247,11 +247,11 @@ impl Division<'_> {
         let traces = self.step.stages(cuts, self.micro_batch, self.planner.batch)?;
         let bounds: Vec<usize> = [0].iter().chain(cuts).chain([&self.step.blocks()]).copied().collect();
         let count = self.micro_batches();
+        let last = self.planner.batch.checked_sub(count.saturating_sub(1) * self.micro_batch);
         let mut loads = vec![];
         for (stage, trace) in traces.iter().enumerate() {
             let blocks = bounds[stage]..bounds[stage + 1];
             let most = schedule.in_flight(stage, traces.len(), count);
-            let last = self.planner.batch.checked_sub(count.saturating_sub(1) * self.micro_batch);
             let before = stage.checked_sub(1).map_or(most, |before| schedule.in_flight(before, traces.len(), count));
             let in_flight = InFlight { most, micro_batches: count, last, sent: before.saturating_sub(most) };
             let shares = devices[..stage].contains(&devices[stage]);
@@ -363,9 +363,8 @@ impl Division<'_> {
         profile.fixed_bytes = if shares_device { 0 } else { profile.fixed_bytes };
         if profile.trained_bytes > 0 {
             // Each micro-batch has a model of its own for all stages. The first stage makes and drops it.
-            let (of_model, learned) = (LEAF_BYTES * self.step.model_tensors(), self.step.learned().len().max(1) as u64);
-            profile.trained_bytes = profile.trained_bytes.saturating_sub(of_model / learned);
-            profile.pass_bytes = if stage == 0 { of_model } else { 0 };
+            profile.trained_bytes = profile.trained_bytes.saturating_sub(LEAF_BYTES);
+            profile.pass_bytes = if stage == 0 { LEAF_BYTES * self.step.model_tensors() } else { 0 };
         }
         profile
     }

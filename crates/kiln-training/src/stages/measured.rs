@@ -15,7 +15,8 @@ pub struct StageMemory {
     /// Bytes of its parameters and optimizer state, which exist before the batch. They are counted and not measured, because on one heap
     /// their stage cannot be seen.
     pub resident_bytes: u64,
-    /// The most bytes at once during forward and backward passes, resident bytes included.
+    /// The most bytes at once during forward and backward passes, resident bytes included. In the first stage also samples, the data loader and
+    /// what burn keeps for optimizers.
     pub peak_bytes: u64,
     /// The most bytes at once that micro-batches kept between their forward and their backward pass.
     pub activation_bytes: u64,
@@ -64,16 +65,15 @@ impl StageMeter {
         Self { meter, sizes, ledger: Mutex::default() }
     }
 
-    /// Begins a batch. What is live beside the resident bytes of all stages counts in the first one: the samples, and those of the data loader. A
-    /// shared parameter is resident in two stages, and once on the heap.
+    /// Begins a batch. What is live beside the resident bytes of all stages counts in the first one: samples, those of the data loader, and what
+    /// burn keeps for optimizers. A shared parameter is resident in two stages, and once on the heap.
     pub(crate) fn begin(&self) {
         let resident: u64 = self.sizes.iter().map(|sizes| sizes.resident.saturating_sub(sizes.shared)).sum();
         let beside = self.meter.live_bytes() as i64 - resident as i64;
         let mut stages = vec![Account::default(); self.sizes.len()];
-        stages
-            .iter_mut()
-            .take(1)
-            .for_each(|first| *first = Account { own: beside, peak: beside, ..Account::default() });
+        if let Some(first) = stages.first_mut() {
+            (first.own, first.peak) = (beside, beside);
+        }
         *self.ledger() = Ledger { stages, current: None, done: None };
     }
 

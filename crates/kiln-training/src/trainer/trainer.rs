@@ -280,11 +280,9 @@ impl<T: Task> Trainer<T> {
         };
         let Some(planner) = &self.planner else { return Ok(false) };
         let (size, one) = (|load: &StageLoad| load.estimate.parameter_bytes, DeviceLayout::new(1));
-        let before = meter.live_bytes();
         let whole = planner.evaluate_stages(plan.precision, &plan.checkpoints, plan.micro_batch, &one, u64::MAX)?;
         let all = |plan: &StagePlan| plan.loads.iter().map(size).sum::<u64>();
         let copies = all(plan).saturating_sub(all(&whole));
-        meter.exclude(meter.live_bytes().saturating_sub(before)); // traces that the planner keeps
         let last = plan.loads.len() - 1;
         let scratch = thread_scratch_bytes(&self.run.settings.device.clone().inner(), &meter);
         let sizes = |(stage, load): (usize, &StageLoad)| StageSizes {

@@ -4,10 +4,9 @@
 //! A task of the forward pass is a span of queries of one head. A task of the backward pass is one head of keys and values with all heads
 //! of queries that it serves. No task adds to the results of another one, so that results do not depend on the number of threads.
 //!
-//! Scratch memory in bytes for each thread, with S = min(time, `SPAN`), Q = min(time, `QUERIES`), and K = min(keys, `KEYS`) rounded up to
-//! 32: forward 4 (2 S depth + 2 K depth + Q K + S) + 8 Q; backward 4 (3 S depth + 3 K depth + 2 Q K + 2 keys depth + S) + 8 Q. With
-//! 16-bit inputs, each takes the f32 values of one row more. Inputs and gradients whose last dimension does not lie side by side are
-//! copied.
+//! Scratch memory: for each thread the values of [`forward_lengths`](super::cost::forward_lengths) or
+//! [`backward_lengths`](super::cost::backward_lengths) in f32, and what gemm packs of blocks that are not whole vectors. With 16-bit inputs, each
+//! thread takes the f32 values of one row more. Inputs and gradients whose last dimension does not lie side by side are copied.
 //!
 //! Multiply-adds: forward 2 batch heads P depth, backward 5 batch heads P depth. P is the number of pairs of query and key in the blocks
 //! that are not hidden: time keys without masks, and about time (time + `QUERIES`) / 2 for a causal mask with as many keys as queries.
