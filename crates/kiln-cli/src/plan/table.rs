@@ -46,7 +46,7 @@ pub(super) fn table(plans: &[StepPlan], chosen: Option<&StepPlan>, facts: &Facts
             "{} {:<9}  {:>11}  {:>9}  {lacks}{:>5.2}  {:<12}  {}",
             if chosen == Some(plan) { '>' } else { ' ' },
             plan.precision.to_string(),
-            plan.micro_batch,
+            format!("{}{}", plan.micro_batch, if plan.same_bits { "=" } else { "" }),
             unit.show(plan.peak_bytes),
             plan.seconds / facts.quickest,
             optimizer(plan, facts.optimizer),
@@ -61,6 +61,7 @@ pub(super) fn legend(plans: &[StepPlan], is_one_chosen: bool) -> String {
     let shown: Vec<String> = plans.iter().map(|plan| checkpointing(&plan.checkpoints, widest(plans))).collect();
     let lines = [
         (is_one_chosen, ">         the way that is chosen"),
+        (plans.iter().any(|plan| plan.same_bits), "N=        any other micro-batch gives the same bits"),
         (true, "peak      predicted bytes of a step; the limit has room for 2 % more"),
         (true, "time      estimated, relative to the fastest way of all, which may not fit"),
         (plans.iter().any(|plan| plan.optimizer.is_on_host()), "host      the optimizer's state is in host memory"),

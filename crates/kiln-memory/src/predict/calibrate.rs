@@ -52,7 +52,8 @@ pub fn calibrate(profile: BackendProfile, device: &Device, meter: &Meter) -> Res
     let plain = device.clone().inner();
     let tracked = plain.clone().autodiff();
     let profile = with_speeds(profile, &plain);
-    let tensors_only = BackendProfile { operation_bytes: 0, parameter_bytes: 0, trained_bytes: 0, ..profile.clone() };
+    let tensors_only =
+        BackendProfile { operation_bytes: 0, leaf_bytes: 0, parameter_bytes: 0, trained_bytes: 0, ..profile.clone() };
 
     let trace = record_step(
         Probe::init,

@@ -88,6 +88,10 @@ pub struct BackendProfile {
     /// Bytes of burn's graph that are kept for each operation of the forward pass until the backward pass, if they lie in the memory that
     /// is counted.
     pub operation_bytes: u64,
+    /// Bytes that burn keeps for each tensor of another copy of the model without values, if they lie in the memory that is counted: of a block that is
+    /// recomputed, and of a micro-batch in stages.
+    #[serde(default)]
+    pub leaf_bytes: u64,
     /// Bytes that are kept for each micro-batch from its forward to its backward pass besides its activations and
     /// [`operation_bytes`](Self::operation_bytes), if they lie in the memory that is counted.
     #[serde(default)]
@@ -154,6 +158,7 @@ impl BackendProfile {
             loader_bytes: 0,
             sample_bytes: 0,
             operation_bytes: 1_300,
+            leaf_bytes: 1_150,
             pass_bytes: 0,
             parameter_bytes: 2_560,
             trained_bytes: 2_816,
@@ -185,6 +190,7 @@ impl BackendProfile {
             loader_bytes: 0,
             sample_bytes: 0,
             operation_bytes: 0,
+            leaf_bytes: 0,
             pass_bytes: 0,
             parameter_bytes: 0,
             trained_bytes: 0,
@@ -247,11 +253,12 @@ impl BackendProfile {
         self
     }
 
-    /// [`operation_bytes`](Self::operation_bytes) and [`pass_bytes`](Self::pass_bytes) of a step. Of the segments that are recomputed, only
-    /// the longest counts.
+    /// What a forward pass keeps besides its activations. Of the operations of segments that are recomputed, only those of the longest count, and
+    /// of all of them the copies of their blocks.
     pub(super) fn graph_bytes(&self, trace: &StepTrace) -> u64 {
         let [start, backward, ..] = trace.phases;
-        self.operation_bytes * (backward - start).saturating_sub(trace.recomputed) as u64 + self.pass_bytes
+        let operations = (backward - start).saturating_sub(trace.recomputed);
+        self.operation_bytes * operations as u64 + self.leaf_bytes * trace.copied as u64 + self.pass_bytes
     }
 
     fn with_speed(mut self, gpu: &DataSheet) -> Self {

@@ -59,6 +59,7 @@ pub(crate) fn merge(recordings: [Recording; 2], batches: [usize; 2]) -> Result<S
         releases,
         batches,
         recomputed: 0,
+        copied: 0,
         stored: None,
         parts: BTreeMap::new(),
         shared,

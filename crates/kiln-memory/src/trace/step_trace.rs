@@ -33,6 +33,9 @@ pub struct StepTrace {
     /// Operations of the forward pass that are not in burn's graph at its end, since segments are recomputed one at a time.
     #[serde(default)]
     pub(crate) recomputed: usize,
+    /// Parameters and running statistics of the segments that are recomputed, each of which keeps a copy of its blocks.
+    #[serde(default)]
+    pub(crate) copied: usize,
     /// The segments whose parameters are in a store, if gradients and optimizer state are in one.
     #[serde(default)]
     pub(crate) stored: Option<Vec<Range<usize>>>,

@@ -1,6 +1,6 @@
 //! The trace of a step under a checkpoint plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 
 use super::rewrite::Rewrite;
-use super::step_trace::StepTrace;
+use super::step_trace::{StepTrace, TraceRole};
 
 /// Consecutive blocks of a chain whose activations are not kept: they run again in the backward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,18 +63,22 @@ impl StepTrace {
         let mut rewrite = Rewrite::of(self);
         // The backward pass begins with the last segment.
         let mut before = self.phases[1];
-        let mut lengths = vec![];
+        let (mut lengths, mut copied) = (vec![], 0);
         for segment in segments.iter().rev() {
             let span = self.cuts[segment.blocks.start]..self.cuts[segment.blocks.end];
-            let (length, replays) = (span.len(), rewrite.replays());
+            let (length, parameters, replays) = (span.len(), self.parameters_in(&span), rewrite.replays());
             match rewrite.recompute(span, segment.offloaded || segment.streamed, before) {
                 Some(place) => before = place,
                 None => return Err(invalid(segment, "its backward pass is not in one piece")),
             }
             // Nothing is recomputed of a segment that needs no gradient.
-            lengths.extend((rewrite.replays() > replays).then_some(length));
+            if rewrite.replays() > replays {
+                lengths.push(length);
+                copied += parameters;
+            }
         }
         let mut trace = rewrite.finish();
+        trace.copied = copied;
         trace.recomputed = lengths.iter().sum::<usize>() - lengths.iter().max().copied().unwrap_or(0);
         let streamed = segments.iter().filter(|segment| segment.streamed).map(|segment| segment.blocks.clone());
         let streamed: Vec<_> = streamed.collect();
@@ -82,6 +86,13 @@ impl StepTrace {
             trace.stored = Some(streamed);
         }
         Ok(trace)
+    }
+
+    /// The number of parameters and running statistics that operations read.
+    fn parameters_in(&self, operations: &Range<usize>) -> usize {
+        let read = operations.clone().flat_map(|index| self.graph.inputs_at(index)).map(|input| input.tensor);
+        let parameters = read.filter(|tensor| self.tensors[*tensor as usize].role == TraceRole::Parameter);
+        parameters.collect::<BTreeSet<u32>>().len()
     }
 
     /// Says how many bytes of a parameter in f32 an update in a store has in memory, from the parameter's shape.

@@ -17,9 +17,6 @@ use crate::error::Error;
 /// How often stages are divided again with corrected limits. Corrections are needed because the solver adds up the bytes of blocks.
 const CORRECTIONS: usize = 4;
 
-/// Bytes that burn keeps for each tensor of the model that a micro-batch has: a part of [`BackendProfile::trained_bytes`].
-const LEAF_BYTES: u64 = 1_150;
-
 /// Micro-batches per stage if the caller does not set their number: the bubble is then at most a third.
 const MICRO_BATCHES: usize = 2;
 
@@ -361,11 +358,9 @@ impl Division<'_> {
         profile.sample_bytes = 0;
         profile.loader_bytes = if stage == 0 { profile.loader_bytes.saturating_add(samples) } else { 0 };
         profile.fixed_bytes = if shares_device { 0 } else { profile.fixed_bytes };
-        if profile.trained_bytes > 0 {
-            // Each micro-batch has a model of its own for all stages. The first stage makes and drops it.
-            profile.trained_bytes = profile.trained_bytes.saturating_sub(LEAF_BYTES);
-            profile.pass_bytes = if stage == 0 { LEAF_BYTES * self.step.model_tensors() } else { 0 };
-        }
+        // Each micro-batch has a copy of the model of its own for all stages. The first stage makes and drops it.
+        profile.trained_bytes = profile.trained_bytes.saturating_sub(profile.leaf_bytes);
+        profile.pass_bytes = if stage == 0 { profile.leaf_bytes * self.step.model_tensors() } else { 0 };
         profile
     }
 }
