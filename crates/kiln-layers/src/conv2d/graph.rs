@@ -11,7 +11,8 @@ use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use kiln_operations::CubeKernel;
 use kiln_operations::{Computed, Cost, Kernel, KernelBackend, Operation, all};
 
-use super::settings::{BIAS_BACKWARD, FORWARD, Geometry, INPUT_BACKWARD, WEIGHT_BACKWARD};
+use super::cost::{BIAS_BACKWARD, FORWARD, INPUT_BACKWARD, WEIGHT_BACKWARD};
+use super::settings::Geometry;
 
 /// The computations of a convolution.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 mod composed;
 #[cfg(feature = "flex")]
 mod correlation;
+mod cost;
 #[cfg(feature = "cube")]
 mod cube;
 #[cfg(feature = "flex")]

@@ -9,7 +9,7 @@ use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 use kiln_operations::cube::empty;
 
-use super::settings::product_parts;
+use super::cost::product_parts;
 use crate::channels_last::{of_rows, rows};
 use crate::columns::write_sum_of_parts;
 
