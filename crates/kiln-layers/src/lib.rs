@@ -14,12 +14,13 @@
 //!   [`batch_norm_relu_conv2d`] does not keep the convolution's input, [`conv2d_batch_norm`] and [`conv2d_batch_norm_relu`] do not keep
 //!   its output, and [`residual_end`] keeps neither. [`batch_norm_excited_conv2d`] keeps no tensor of the squeeze-and-excitation between
 //!   norm and convolution.
-//! - [`add_relu`] keeps only its output, [`max_pool2d`] one byte for each value of its output.
+//! - [`residual`] adds a branch to its input. [`add_relu`] keeps only its output, [`max_pool2d`] one byte for each value of its output.
 //! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d), without columns of images. [`upsample_conv2d`]: the convolution of an
 //!   image that is doubled and joined with another; neither the doubled nor the joined image is in memory.
 //!
-//! All layers accept f32, f16 and bf16 and compute in f32 (on CubeCL devices, products of matrices and convolutions are in the dtype of
-//! their input). On the CPU device their results have the same bits whatever the number of threads.
+//! All layers accept f32, f16 and bf16 and compute in f32. On CubeCL devices, products of matrices and convolutions are in the dtype of
+//! their input. On the CPU, linear layers and their loss multiply bf16 values by bf16 weights, with sums in f32, on processors with
+//! AVX512-BF16 by its instruction. On the CPU device their results have the same bits whatever the number of threads.
 //!
 //! # Devices
 //! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`) and burn's other CubeCL
@@ -77,6 +78,7 @@ mod norm_grouped_attention;
 mod normed_layers;
 mod order;
 mod projected_attention;
+mod residual;
 mod rotary;
 mod row_weight;
 mod segmentation_loss;
@@ -111,6 +113,7 @@ pub use norm_conv2d::{
 };
 pub use norm_grouped_attention::{Projections, norm_grouped_attention};
 pub use projected_attention::norm_self_attention;
+pub use residual::residual;
 pub use rotary::{RotaryOptions, RotaryPairs, RotaryScaling, rotary};
 pub use row_weight::RowWeight;
 pub use segmentation_loss::SegmentationLoss;

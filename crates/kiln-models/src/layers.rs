@@ -99,6 +99,11 @@ pub(crate) fn output<T>(result: Result<T, kiln_layers::Error>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// The input of a residual branch and its output, added by kiln-layers' operation where it is usable.
+pub(crate) fn residual<const D: usize>(lean: bool, x: Tensor<D>, branch: Tensor<D>) -> Tensor<D> {
+    if usable(lean, &x) { output(kiln_layers::residual(x, branch)) } else { x + branch }
+}
+
 /// The target of a token that is not learned, as in transformers: it adds nothing to a loss, and the mean is over the other tokens.
 pub const NOT_LEARNED: i64 = -100;
 

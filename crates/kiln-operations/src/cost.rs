@@ -141,6 +141,11 @@ impl Call<'_> {
         self.inputs.get(input).is_some_and(Operand::is_half)
     }
 
+    /// Whether an input is bf16.
+    pub fn reads_bf16(&self, input: usize) -> bool {
+        self.inputs.get(input).is_some_and(|input| input.dtype == DType::BF16)
+    }
+
     /// A scalar that is not negative; 0 if it was not recorded.
     pub fn scalar(&self, position: usize) -> u64 {
         self.scalars.get(position).and_then(|value| u64::try_from(*value).ok()).unwrap_or(0)

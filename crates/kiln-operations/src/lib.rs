@@ -64,7 +64,7 @@ pub use gpu::Gpu;
 #[cfg(feature = "cube")]
 pub use operation::CubeKernel;
 pub use operation::{Computed, InOrder, Kernel, KernelBackend, LightOperation, Onto, Operation, all};
-pub use product::{Cpu, Product, cache_bytes, chain_scratch, enough_rows, padded_rows};
+pub use product::{Cpu, Product, cache_bytes, chain_scratch, enough_rows, has_bf16_pairs, padded_rows};
 pub use read_parameter::read_parameter;
 pub use relay::{SentSum, SumRelay, SumUse};
 pub use row_parts::RowParts;

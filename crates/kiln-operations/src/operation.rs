@@ -77,6 +77,16 @@ pub trait KernelBackend: Backend {
     /// The tensor, if it is one of this backend without a graph.
     fn from_dispatch(tensor: DispatchTensor) -> Option<FloatTensor<Self>>;
 
+    /// The tensor in another dtype.
+    fn cast(tensor: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        Self::float_cast(tensor, dtype.into())
+    }
+
+    /// The sum of two tensors of one shape.
+    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_add(a, b)
+    }
+
     /// The values of a tensor, if reading them does not wait for the device: on the CPU.
     fn values(_tensor: &FloatTensor<Self>) -> Option<Vec<f32>> {
         None
@@ -126,6 +136,14 @@ pub(crate) use one_form;
 impl KernelBackend for burn::backend::Flex {
     fn run<K: Kernel>(kernel: &K, inputs: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>> {
         kernel.flex(inputs)
+    }
+
+    fn cast(tensor: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        crate::cpu::elementwise::cast(tensor, dtype)
+    }
+
+    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        crate::cpu::elementwise::add(a, b)
     }
 
     fn values(tensor: &FloatTensor<Self>) -> Option<Vec<f32>> {

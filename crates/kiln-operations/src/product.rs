@@ -9,6 +9,8 @@ pub struct Cpu {
     pub cache_bytes: u64,
     /// f32 values of a vector in matrix products: 16 with AVX-512, else 8.
     pub lanes: usize,
+    /// Whether [products in order](crate::cpu::chain) multiply pairs of bf16 values, by AVX512-BF16.
+    pub bf16_pairs: bool,
 }
 
 impl Cpu {
@@ -101,26 +103,35 @@ impl Product {
     }
 }
 
-/// Rows that a sum over rows in their order packs at a time.
+/// Steps that a product in order packs at a time.
 pub(crate) const CHAIN_ROWS: usize = 256;
-/// The most lines of such a sum that are a task, of few and of many columns. Each task packs all columns.
+/// The most lines of such a product that are a task, of few and of many columns. Each task packs all columns.
 const CHAIN_LINES: [usize; 2] = [144, 384];
-/// Columns of such a sum that are packed at a time.
+/// Columns of such a product that are packed at a time.
 pub(crate) const CHAIN_COLUMNS: usize = 128;
 
-/// Lines of a task of a sum of so many lines and columns, a multiple of those of a `tile`: all threads have as many tasks.
+/// Lines of a task of a product of so many lines and columns, a multiple of those of a `tile`: all threads have as many tasks.
 pub(crate) fn chain_lines([lines, columns]: [usize; 2], tile: usize, threads: usize) -> usize {
     let [few, many] = CHAIN_LINES;
     let tasks = lines.div_ceil((columns / 4).clamp(few, many)).next_multiple_of(threads.max(1));
     lines.div_ceil(tasks.max(1)).next_multiple_of(tile)
 }
 
-/// Bytes that `cpu::chain::add_in_order` packs to sum `rows` products into `lines` x `columns` values.
-pub fn chain_scratch([lines, rows, columns]: [u64; 3], cpu: &Cpu) -> u64 {
+/// Bytes that `cpu::chain::add_in_order` packs for `lines` x `columns` values that are `depth` products each, in `bf16` or in f32.
+pub fn chain_scratch([lines, depth, columns]: [u64; 3], bf16: bool, cpu: &Cpu) -> u64 {
     let [line, column] = if cpu.lanes > 8 { [12, 32] } else { [6, 16] };
     let of_task = chain_lines([lines as usize, columns as usize], line as usize, cpu.threads).max(1) as u64;
     let of_columns = columns.min(CHAIN_COLUMNS as u64).next_multiple_of(column);
-    cpu.of_threads(lines.div_ceil(of_task), rows.min(CHAIN_ROWS as u64) * (of_task + of_columns))
+    let steps = depth.min(CHAIN_ROWS as u64).div_ceil(if bf16 && cpu.bf16_pairs { 2 } else { 1 });
+    cpu.of_threads(lines.div_ceil(of_task), steps * (of_task + of_columns))
+}
+
+/// Whether this processor multiplies pairs of bf16 values. It does not without feature `flex`.
+pub fn has_bf16_pairs() -> bool {
+    #[cfg(feature = "flex")]
+    return crate::cpu::tiles::has_pairs();
+    #[cfg(not(feature = "flex"))]
+    return false;
 }
 
 /// The number of rows from which gemm 0.19 computes all rows alike: more than one, which is a vector, more than 256 results, fewer of which it

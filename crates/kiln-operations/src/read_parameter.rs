@@ -36,7 +36,7 @@ impl Operation for ReadAs {
     fn forward<B: KernelBackend>(&self, mut inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, (Shape, DType)> {
         let parameter = inputs.remove(0);
         let saved = (parameter.shape(), parameter.dtype());
-        Computed { outputs: vec![B::float_cast(parameter, self.0.into())], saved: Some(saved) }
+        Computed { outputs: vec![B::cast(parameter, self.0)], saved: Some(saved) }
     }
 
     fn gradient<B: KernelBackend>(
@@ -46,6 +46,6 @@ impl Operation for ReadAs {
         _: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
         let is_empty = gradient.shape() != shape;
-        vec![(!is_empty).then(|| B::float_cast(gradient, dtype.into()))]
+        vec![(!is_empty).then(|| B::cast(gradient, dtype))]
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Distribution, Gradients, Tensor};
+use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};
 use kiln_compression::{
     Adapters, Error, FakeQuantizer, LowRank, Masks, Nest, Pruning, Quantization, QuantizedModel, input_ranges,
     masks_of, prune, quantize, simulate_input,
@@ -35,24 +35,29 @@ fn bits(tensor: Tensor<2>) -> Vec<u32> {
     tensor.into_data().iter::<f32>().map(f32::to_bits).collect()
 }
 
-/// Gives the factor B, which starts at zero, random values.
+/// Gives the factors A and B, of which the second starts at zero, values that are the same in every model.
 #[derive(Default)]
-pub(crate) struct Trained(Vec<String>);
+pub(crate) struct Trained {
+    path: Vec<String>,
+    values: usize,
+}
 
 impl ModuleMapper for Trained {
     fn enter_module(&mut self, name: &str, _: &str) {
-        self.0.push(name.to_owned());
+        self.path.push(name.to_owned());
     }
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.0.pop();
+        self.path.pop();
     }
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.last().map(String::as_str) {
-            Some("b") => param.map(|old| {
-                Tensor::random(old.shape(), Distribution::Normal(0.0, 0.3), &old.device()).detach().require_grad()
-            }),
-            _ => param,
-        }
+        let ("a" | "b") = self.path.last().map_or("", String::as_str) else { return param };
+        param.map(|old| {
+            let count = old.shape().num_elements();
+            let values = (self.values..self.values + count).map(|index| 0.4 * (index as f32 * 2.3).sin());
+            self.values += count;
+            let data = TensorData::new(values.collect::<Vec<f32>>(), old.shape());
+            Tensor::from_data(data, &old.device()).require_grad()
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Linear layers on the CPU, some rows at a time. The prologue's output exists only for these rows.
 //!
 //! Scratch memory in bytes, with `R = min(rows, 256)`: `4 R inputs` with a prologue or if `x` has 16 bits, and `4 R outputs` if `x` has
-//! 16 bits. If the weight has 16 bits, also `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row of
+//! 16 bits. Where input and weight are bf16, what is multiplied has no copy but the prologue's output. If only the weight has 16 bits, also `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row of
 //! the weight), or for its gradient `min(4 MiB, size of the weight in f32)`. Multiply-adds: `rows * inputs * outputs` for each of the
 //! output, the gradient of the weight and the gradient of the input. The prologue is computed once for the output, and once for each 4
 //! MiB of a 16-bit weight's gradient or once for all of an f32 weight's gradient. Its own gradient is computed once.
@@ -16,9 +16,10 @@ use rayon::prelude::*;
 use super::Prologue;
 use super::prologue::{Rows, Statistics};
 use super::settings::ROWS;
-use super::values::{changed, widened, written};
+use super::values::{changed, in_bf16, of_product, written};
 use super::weight::Weight;
 use crate::order::Order;
+use kiln_operations::cpu::operand::Values;
 use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
 
 /// Columns of a task that sums the rows of a gradient.
@@ -54,7 +55,8 @@ pub(super) fn forward(
     bias: &FlexTensor,
     prologue: Prologue,
 ) -> [FlexTensor; 2] {
-    let (x, weight, bias) = (x.to_contiguous(), Weight::new(weight), to_f32(bias));
+    let in_bf16 = in_bf16(x, weight);
+    let (x, weight, bias) = (x.to_contiguous(), Weight::new(weight, in_bf16), to_f32(bias));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x), weight.outputs());
     let mut shape = x.shape();
     let last = shape.num_dims() - 1;
@@ -65,7 +67,7 @@ pub(super) fn forward(
     for chunk in chunks(count, &x, prologue) {
         let of_chunk = rows.statistics(chunk.start)..rows.statistics(chunk.end);
         let unknown = Statistics::Unknown(&mut statistics[of_chunk]);
-        let result = rows.compute(&x, chunk.clone(), width, unknown, &mut result);
+        let result = rows.compute((&x, in_bf16), chunk.clone(), width, unknown, &mut result);
         written(&mut y, values(&chunk, outputs), &mut wide_y, |y| {
             match bias.is_empty() {
                 true => y.fill(0.0),
@@ -88,27 +90,28 @@ pub(super) fn weight_gradient(
     prologue: Prologue,
     (order, sums): Sums,
 ) -> [FlexTensor; 2] {
+    let in_bf16 = in_bf16(x, weight);
     let (x, gradient, statistics) = (x.to_contiguous(), gradient.to_contiguous(), to_f32(statistics));
     let (rows, (count, width)) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x));
     let dtype = order.dtype(weight.dtype());
     let (mut dweight, mut dbias) = match sums {
-        Some([weight, bias]) => (Weight::of_sum(weight), to_f32(&bias)),
-        None => (Weight::new(weight).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
+        Some([weight, bias]) => (Weight::of_sum(weight, in_bf16), to_f32(&bias)),
+        None => (Weight::new(weight, in_bf16).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
     };
     let outputs = dweight.outputs();
     let (mut result, mut wide_gradient) = (vec![], vec![]);
     if weight.shape().num_elements() == 0 {
         // Without outputs, no product would visit the rows.
         for chunk in chunks(count, &x, prologue).filter(|_| outputs > 0) {
-            add_rows(&mut dbias, widened(&gradient, values(&chunk, outputs), &mut wide_gradient));
+            add_rows(&mut dbias, of_product(&gradient, values(&chunk, outputs), in_bf16, &mut wide_gradient));
         }
         return [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), dtype)];
     }
     dweight.add_gradient(order, &mut vec![], |first, add| {
         for chunk in chunks(count, &x, prologue) {
             let known = Statistics::Known(&statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)]);
-            let result = rows.compute(&x, chunk.clone(), width, known, &mut result);
-            let gradient = widened(&gradient, values(&chunk, outputs), &mut wide_gradient);
+            let result = rows.compute((&x, in_bf16), chunk.clone(), width, known, &mut result);
+            let gradient = of_product(&gradient, values(&chunk, outputs), in_bf16, &mut wide_gradient);
             add(result, gradient);
             if first {
                 add_rows(&mut dbias, gradient);
@@ -119,13 +122,19 @@ pub(super) fn weight_gradient(
 }
 
 /// Adds all rows to `sums`.
-fn add_rows(sums: &mut [f32], rows: &[f32]) {
-    let width = sums.len();
-    sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(index, sums)| {
-        for row in rows.chunks_exact(width) {
-            sums.iter_mut().zip(&row[index * COLUMNS..]).for_each(|(sum, value)| *sum += value);
-        }
-    });
+fn add_rows(sums: &mut [f32], rows: Values<'_>) {
+    fn add<T: Sync>(sums: &mut [f32], rows: &[T], wide: impl Fn(&T) -> f32 + Sync) {
+        let width = sums.len();
+        sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(index, sums)| {
+            for row in rows.chunks_exact(width) {
+                sums.iter_mut().zip(&row[index * COLUMNS..]).for_each(|(sum, value)| *sum += wide(value));
+            }
+        });
+    }
+    match rows {
+        Values::F32(rows) | Values::Rounded(rows) => add(sums, rows, |value| *value),
+        Values::Bf16(rows) => add(sums, rows, |value| f32::from_bits(u32::from(value.to_bits()) << 16)),
+    }
 }
 
 /// The gradients of the input and of the norm's weight and bias. The input's gradient is written over the input if no other handle to it
@@ -140,8 +149,9 @@ pub(super) fn input_gradient(
     (order, sums): Sums,
 ) -> [FlexTensor; 3] {
     let plain = prologue == Prologue::None;
+    let in_bf16 = in_bf16(&x, weight);
     let mut dx = if plain { zeros(x.shape(), x.dtype()) } else { owned(x) };
-    let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight));
+    let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight, in_bf16));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&dx), weight.outputs());
     let mut sums = match sums {
         Some(sums) => sums.each_ref().map(to_f32),
@@ -149,7 +159,7 @@ pub(super) fn input_gradient(
     };
     let (mut result, mut wide_gradient, mut wide_weight) = (vec![], vec![], vec![]);
     for chunk in chunks(count, &dx, prologue) {
-        let gradient = widened(&gradient, values(&chunk, outputs), &mut wide_gradient);
+        let gradient = of_product(&gradient, values(&chunk, outputs), in_bf16, &mut wide_gradient);
         let mut product = |out: &mut [f32]| {
             out.fill(0.0);
             weight.add_input_gradient(out, gradient, &mut wide_weight);
@@ -171,11 +181,12 @@ pub(super) fn input_gradient(
 /// The rows `y`, to which the product of the rows `x` with a matrix or its transposed matrix is added, in their memory if no other handle to
 /// them exists.
 pub(super) fn add_product(y: FlexTensor, x: &FlexTensor, matrix: &FlexTensor, transposed: bool) -> FlexTensor {
-    let (mut y, x, matrix) = (owned(y), x.to_contiguous(), Weight::new(matrix));
+    let in_bf16 = in_bf16(x, matrix);
+    let (mut y, x, matrix) = (owned(y), x.to_contiguous(), Weight::new(matrix, in_bf16));
     let ((count, width), (_, narrow)) = (sizes(&y), sizes(&x));
     let (mut wide_y, mut wide_x, mut wide_matrix) = (vec![], vec![], vec![]);
     for chunk in chunks(count, &y, Prologue::None) {
-        let x = widened(&x, values(&chunk, narrow), &mut wide_x);
+        let x = of_product(&x, values(&chunk, narrow), in_bf16, &mut wide_x);
         changed(&mut y, values(&chunk, width), &mut wide_y, |y| match transposed {
             false => matrix.add_product(y, x, &mut wide_matrix),
             true => matrix.add_input_gradient(y, x, &mut wide_matrix),

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::Prologue;
 use super::settings::TASK;
-use super::values::widened;
+use super::values::of_product;
 use crate::activation::flex::{activate, activation_gradient};
 use crate::norm::flex::bias_of;
 use crate::norm::rows::{
@@ -16,6 +16,7 @@ use crate::norm::rows::{
 };
 use crate::order::Order;
 use kiln_operations::by_dtype;
+use kiln_operations::cpu::operand::Values;
 use kiln_operations::cpu::stored::{Stored, to_f32};
 
 /// A prologue with its parameters.
@@ -46,19 +47,19 @@ impl Rows {
     /// The prologue's output for some rows of `width` values. It is in `buffer` or, without a prologue, in `x` itself.
     pub(super) fn compute<'a>(
         &self,
-        x: &'a FlexTensor,
+        (x, in_bf16): (&'a FlexTensor, bool),
         range: Range<usize>,
         width: usize,
         statistics: Statistics<'_>,
         buffer: &'a mut Vec<f32>,
-    ) -> &'a [f32] {
+    ) -> Values<'a> {
         let values = range.start * width..range.end * width;
         if self.prologue == Prologue::None {
-            return widened(x, values, buffer);
+            return of_product(x, values, in_bf16, buffer);
         }
         buffer.resize(values.len(), 0.0);
         by_dtype!(x.dtype(), E => self.fill::<E>(&x.storage()[values], width, statistics, buffer), else ());
-        buffer
+        Values::F32(buffer)
     }
 
     fn fill<E: Stored>(&self, x: &[E], width: usize, statistics: Statistics<'_>, out: &mut [f32]) {

@@ -29,8 +29,10 @@ pub(super) const GRADIENT: usize = 4 << 20;
 pub(super) static FORWARD: Cost = Cost {
     any_order: &[3],
     cpu_scratch: |call, cpu| {
-        let (weight, rows) = (Stored::of(call, 3), rows_at_once(call, 3));
-        of_rows(call, 3, rows) + weight.widened(BLOCK as u64) + weight.product(rows, weight.by_rows, cpu)
+        let (weight, rows) = (Stored::of(call, [0, 3]), rows_at_once(call, 3));
+        let [inputs, outputs] = of_rows(call, 3, rows);
+        let inputs = if weight.in_bf16 && call.scalar(0) == 0 { 0 } else { inputs };
+        inputs + outputs + weight.widened(BLOCK as u64) + weight.product(rows, weight.by_rows, cpu)
     },
     gpu_scratch: |call, _| of_prologue(call) + narrowed(call, 3),
     multiply_adds: |call| multiply_adds(call, 3),
@@ -52,14 +54,21 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
     any_order: &[4],
     same_layout: &[(4, 0)],
     cpu_scratch: |call, cpu| {
-        let (mut weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
+        let (mut weight, rows) = (Stored::of(call, [0, 4]), rows_at_once(call, 4));
         weight.half &= call.scalar(1) == 0; // sums in the order of rows are f32
         let lines = weight.lines(GRADIENT as u64 / (4 * weight.columns).max(1));
+        let in_bf16 = weight.in_bf16;
         let packed = match call.scalar(1) {
-            0 => Product { left_rows: false, ..product([lines, rows, weight.columns]) }.packed(cpu),
-            _ => chain_scratch([lines, rows, weight.columns], cpu),
+            0 if !in_bf16 => Product { left_rows: false, ..product([lines, rows, weight.columns]) }.packed(cpu),
+            _ => chain_scratch([lines, rows, weight.columns], in_bf16, cpu),
         };
-        of_rows(call, 4, rows) + weight.widened(lines) + packed
+        let [inputs, outputs] = of_rows(call, 4, rows);
+        let values = match (in_bf16, call.scalar(0)) {
+            (true, 0) => 0,
+            (true, _) => inputs,
+            (false, _) => inputs + outputs,
+        };
+        values + weight.of_sums(lines) + packed
     },
     gpu_scratch: |call, _| of_prologue(call) + narrowed(call, 4),
     multiply_adds: |call| multiply_adds(call, 4),
@@ -71,9 +80,13 @@ pub(super) static WEIGHT_BACKWARD: Cost = Cost {
 pub(super) static INPUT_BACKWARD: Cost = Cost {
     any_order: &[4],
     cpu_scratch: |call, cpu| {
-        let (weight, rows) = (Stored::of(call, 4), rows_at_once(call, 4));
+        let (weight, rows) = (Stored::of(call, [0, 4]), rows_at_once(call, 4));
         let product = weight.product(rows, !weight.by_rows, cpu);
-        of_rows(call, 4, rows) + weight.widened(BLOCK as u64) + product.max(prologue_gradient(call, rows, cpu))
+        let [inputs, outputs] = of_rows(call, 4, rows);
+        inputs
+            + if weight.in_bf16 { 0 } else { outputs }
+            + weight.widened(BLOCK as u64)
+            + product.max(prologue_gradient(call, rows, cpu))
     },
     // An activation's gradient is written over the one that it is computed from.
     gpu_scratch: |call, _| (if call.scalar(0) == 1 { call.bytes(0) } else { 0 }) + narrowed(call, 4),
@@ -95,11 +108,12 @@ pub(super) static ADD_PRODUCT: Cost = Cost {
     in_place: &[(0, 0)],
     any_order: &[2],
     cpu_scratch: |call, cpu| {
-        let (matrix, half) = (Stored::of(call, 2), call.reads_half(0));
+        let (matrix, half) = (Stored::of(call, [1, 2]), call.reads_half(0));
         let (wide, narrow) = (call.dim_from_end(0, 0), call.dim_from_end(1, 0));
         let all = call.elements(0) / wide.max(1);
         let rows = if half { all.min(ROWS as u64) } else { all };
         let along_rows = matrix.by_rows == (call.scalar(0) == 0);
+        let narrow = if matrix.in_bf16 { 0 } else { narrow };
         let widened = if half { 4 * rows * (wide + narrow) } else { 0 };
         widened + matrix.widened(BLOCK as u64) + matrix.product(rows, along_rows, cpu)
     },
@@ -116,16 +130,19 @@ struct Stored {
     by_rows: bool,
     /// Whether it has 16 bits.
     half: bool,
+    /// Whether its products are [in bf16](super::values::in_bf16).
+    in_bf16: bool,
 }
 
 impl Stored {
-    fn of(call: &Call<'_>, weight: usize) -> Self {
+    fn of(call: &Call<'_>, [x, weight]: [usize; 2]) -> Self {
         let (inputs, outputs) = (call.dim(weight, 0), call.dim(weight, 1));
         let half = call.reads_half(weight);
+        let in_bf16 = [x, weight].iter().all(|input| call.reads_bf16(*input));
         let strides = call.inputs.get(weight).map_or(&[][..], |input| input.strides);
         match strides {
-            [1, row] if *row != 1 => Self { rows: outputs, columns: inputs, by_rows: false, half },
-            _ => Self { rows: inputs, columns: outputs, by_rows: true, half },
+            [1, row] if *row != 1 => Self { rows: outputs, columns: inputs, by_rows: false, half, in_bf16 },
+            _ => Self { rows: inputs, columns: outputs, by_rows: true, half, in_bf16 },
         }
     }
 
@@ -134,15 +151,24 @@ impl Stored {
         if self.half { lines.max(1).min(self.rows) } else { self.rows }
     }
 
-    /// Bytes of a block of `lines` stored rows in f32, if the weight has 16 bits.
+    /// Bytes of a block of `lines` stored rows in f32, if it has 16 bits and its products are in f32.
     fn widened(&self, lines: u64) -> u64 {
+        if self.in_bf16 { 0 } else { self.of_sums(lines) }
+    }
+
+    /// Bytes of the sums of a block of `lines` stored rows of its gradient, if that has 16 bits.
+    fn of_sums(&self, lines: u64) -> u64 {
         if self.half { 4 * self.lines(lines) * self.columns } else { 0 }
     }
 
-    /// Bytes of the product of `rows` rows with a block: along its stored rows, whose number is then the depth, or along its columns.
+    /// Bytes of the product of `rows` rows with a block: along its stored rows, whose number is then the depth, or along its columns. In bf16 all
+    /// rows are one block.
     fn product(&self, rows: u64, along_rows: bool, cpu: &Cpu) -> u64 {
-        let lines = self.lines(BLOCK as u64);
+        let lines = if self.in_bf16 { self.rows } else { self.lines(BLOCK as u64) };
         let (depth, columns) = if along_rows { (lines, self.columns) } else { (self.columns, lines) };
+        if self.in_bf16 {
+            return chain_scratch([rows, depth, columns], true, cpu);
+        }
         let packed = Product { right_rows: along_rows, ..product([rows, depth, columns]) }.packed(cpu);
         packed + padded_rows(rows, columns, depth)
     }
@@ -154,13 +180,14 @@ fn rows_at_once(call: &Call<'_>, weight: usize) -> u64 {
     if call.scalar(0) > 0 || call.reads_half(0) { rows.min(ROWS as u64) } else { rows }
 }
 
-/// Bytes of `rows` rows in f32: with a prologue or in 16 bits those of the input, in 16 bits also those of the output.
-fn of_rows(call: &Call<'_>, weight: usize, rows: u64) -> u64 {
+/// Bytes of `rows` rows in f32, of the input and of the output: with a prologue or in 16 bits those of the input, in 16 bits also those of the
+/// output.
+fn of_rows(call: &Call<'_>, weight: usize, rows: u64) -> [u64; 2] {
     let (inputs, outputs) = (call.dim(weight, 0), call.dim(weight, 1));
     match (call.reads_half(0), call.scalar(0) > 0) {
-        (true, _) => 4 * rows * (inputs + outputs),
-        (false, true) => 4 * rows * inputs,
-        (false, false) => 0,
+        (true, _) => [inputs, outputs].map(|width| 4 * rows * width),
+        (false, true) => [4 * rows * inputs, 0],
+        (false, false) => [0, 0],
     }
 }
 

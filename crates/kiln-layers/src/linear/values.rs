@@ -7,7 +7,8 @@ use burn::tensor::DType;
 use rayon::prelude::*;
 
 use kiln_operations::by_dtype;
-use kiln_operations::cpu::stored::Stored;
+use kiln_operations::cpu::operand::Values;
+use kiln_operations::cpu::stored::{Stored, bf16};
 
 /// Values of a task.
 const CHUNK: usize = 1 << 14;
@@ -38,6 +39,25 @@ pub(super) fn widened<'a>(tensor: &'a FlexTensor, range: Range<usize>, buffer: &
         buffer
     }
     by_dtype!(tensor.dtype(), E => run::<E>(&tensor.storage()[range], buffer), else &[])
+}
+
+/// The values of a contiguous tensor for a product [in bf16](in_bf16), or as [`widened`] gives them.
+pub(super) fn of_product<'a>(
+    tensor: &'a FlexTensor,
+    range: Range<usize>,
+    in_bf16: bool,
+    buffer: &'a mut Vec<f32>,
+) -> Values<'a> {
+    match in_bf16 {
+        true => Values::Bf16(&tensor.storage::<bf16>()[range]),
+        false => Values::F32(widened(tensor, range, buffer)),
+    }
+}
+
+/// Whether a layer multiplies values in bf16: if its input and its weight are bf16. A prologue's output and the gradient are then rounded to
+/// bf16, as under torch's autocast; sums are f32.
+pub(super) fn in_bf16(x: &FlexTensor, weight: &FlexTensor) -> bool {
+    x.dtype() == DType::BF16 && weight.dtype() == DType::BF16
 }
 
 /// Calls `compute` to write the values of a contiguous tensor, in place or through `buffer`. The values that it finds have no meaning.

@@ -11,12 +11,14 @@ use super::values::widened;
 use crate::order::Order;
 use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
+use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::{owned, zeros};
 
 /// The weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 pub(super) struct Weight {
     stored: FlexTensor,
     by_rows: bool,
+    in_bf16: bool,
 }
 
 /// The transposed view of a matrix.
@@ -26,15 +28,16 @@ fn swapped(matrix: FlexTensor) -> FlexTensor {
 }
 
 impl Weight {
-    pub(super) fn new(weight: &FlexTensor) -> Self {
+    /// A weight of which `in_bf16` says whether its products are [in bf16](super::values::in_bf16).
+    pub(super) fn new(weight: &FlexTensor, in_bf16: bool) -> Self {
         let by_rows = weight.is_contiguous();
         let stored = if by_rows { weight.clone() } else { swapped(weight.clone()) };
-        Self { stored: stored.to_contiguous(), by_rows }
+        Self { stored: stored.to_contiguous(), by_rows, in_bf16 }
     }
 
     /// Zeros in the layout of this weight.
     pub(super) fn zeros_like(&self, dtype: DType) -> Self {
-        Self { stored: zeros(self.stored.shape(), dtype), by_rows: self.by_rows }
+        Self { stored: zeros(self.stored.shape(), dtype), ..*self }
     }
 
     /// The matrix `[inputs, outputs]`.
@@ -55,21 +58,26 @@ impl Weight {
     }
 
     /// Adds `x weight` to the rows `y`.
-    pub(super) fn add_product(&self, y: &mut [f32], x: &[f32], wide: &mut Vec<f32>) {
+    pub(super) fn add_product(&self, y: &mut [f32], x: Values<'_>, wide: &mut Vec<f32>) {
         if self.by_rows { self.add_contracted(y, x, wide) } else { self.add_expanded(y, x, wide) }
     }
 
     /// Adds `dy weightᵀ` to the rows `dx`.
-    pub(super) fn add_input_gradient(&self, dx: &mut [f32], dy: &[f32], wide: &mut Vec<f32>) {
+    pub(super) fn add_input_gradient(&self, dx: &mut [f32], dy: Values<'_>, wide: &mut Vec<f32>) {
         if self.by_rows { self.add_expanded(dx, dy, wide) } else { self.add_contracted(dx, dy, wide) }
     }
 
     /// Adds `left stored` to `out`.
-    fn add_contracted(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
+    fn add_contracted(&self, out: &mut [f32], left: Values<'_>, wide: &mut Vec<f32>) {
         let [rows, columns] = self.stored.shape().dims();
         if rows * columns == 0 {
             return;
         }
+        let (Values::F32(left), false) = (left, self.in_bf16) else {
+            let right = Operand::by_step(Values::Bf16(self.stored.storage()), columns);
+            let sizes = [left.len() / rows, columns, rows];
+            return add_in_order(out, sizes, Operand::by_line(left, rows), right, Threads::All);
+        };
         for block in self.blocks(BLOCK) {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
             let left = Matrix::strided(&left[block.start..], left.len() / rows, block.len(), rows);
@@ -79,11 +87,16 @@ impl Weight {
     }
 
     /// Adds `left storedᵀ` to `out`.
-    fn add_expanded(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
+    fn add_expanded(&self, out: &mut [f32], left: Values<'_>, wide: &mut Vec<f32>) {
         let [rows, columns] = self.stored.shape().dims();
         if rows * columns == 0 {
             return;
         }
+        let (Values::F32(left), false) = (left, self.in_bf16) else {
+            let right = Operand::by_line(Values::Bf16(self.stored.storage()), columns);
+            let sizes = [left.len() / columns, rows, columns];
+            return add_in_order(out, sizes, Operand::by_line(left, columns), right, Threads::All);
+        };
         for block in self.blocks(BLOCK) {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
             let left = Matrix::new(left, left.len() / columns, columns);
@@ -93,9 +106,9 @@ impl Weight {
     }
 
     /// A sum of gradients, to be added to in its own memory.
-    pub(super) fn of_sum(sum: FlexTensor) -> Self {
+    pub(super) fn of_sum(sum: FlexTensor, in_bf16: bool) -> Self {
         let by_rows = sum.is_contiguous();
-        Self { stored: owned(if by_rows { sum } else { swapped(sum) }), by_rows }
+        Self { stored: owned(if by_rows { sum } else { swapped(sum) }), by_rows, in_bf16 }
     }
 
     /// Adds `xᵀ dy`; 16-bit values are replaced by it. For each block of stored rows it calls `visit`, which calls its argument with the rows
@@ -104,9 +117,9 @@ impl Weight {
         &mut self,
         order: Order,
         wide: &mut Vec<f32>,
-        mut visit: impl FnMut(bool, &mut dyn FnMut(&[f32], &[f32])),
+        mut visit: impl FnMut(bool, &mut dyn FnMut(Values<'_>, Values<'_>)),
     ) {
-        let ([rows, columns], by_rows) = (self.stored.shape().dims(), self.by_rows);
+        let ([rows, columns], by_rows, in_bf16) = (self.stored.shape().dims(), self.by_rows, self.in_bf16);
         let is_wide = self.stored.dtype() == DType::F32;
         for block in self.blocks((GRADIENT / (4 * columns.max(1))).max(1)) {
             let values = block.start * columns..block.end * columns;
@@ -116,11 +129,12 @@ impl Weight {
                 }
                 visit(block.start == 0, &mut |x, dy| {
                     let (first, second) = if by_rows { (x, dy) } else { (dy, x) };
-                    let first = &first[block.start..];
-                    if order != Order::Any {
-                        return add_in_order(sum, (first, block.len(), rows), (second, columns), Threads::All);
-                    }
-                    let count = second.len() / columns;
+                    let (first, count) = (first.from(block.start), second.len() / columns);
+                    let (Values::F32(first), Values::F32(second), Order::Any, false) = (first, second, order, in_bf16)
+                    else {
+                        let (sizes, second) = ([block.len(), columns, count], Operand::by_step(second, columns));
+                        return add_in_order(sum, sizes, Operand::by_step(first, rows), second, Threads::All);
+                    };
                     let first = Matrix::strided(first, count, block.len(), rows).transposed();
                     let second = Matrix::new(second, count, columns);
                     multiply((sum, columns, Output::Add), first, second, 1.0, Threads::All);

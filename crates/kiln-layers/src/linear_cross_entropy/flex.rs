@@ -21,6 +21,7 @@ use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
 use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
+use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::{Stored, owned, tensor, to_f32, zeros};
 use kiln_operations::{by_dtype, enough_rows};
 
@@ -186,6 +187,7 @@ struct Chunk<'a> {
     source: FlexTensor,
     stride: usize,
     weight: &'a Weight,
+    in_bf16: bool,
     /// The hidden rows in f32, later their gradient.
     hidden: Vec<f32>,
     /// The logits, then their gradient.
@@ -198,7 +200,8 @@ impl<'a> Chunk<'a> {
     fn new(hidden: &FlexTensor, weight: &'a Weight, rows: usize) -> Self {
         let (source, stride) = by_rows(hidden);
         let (hidden, logits) = (vec![0.0; rows * weight.width], vec![0.0; rows * weight.classes]);
-        Self { source, stride, weight, hidden, logits, block: vec![] }
+        let in_bf16 = weight.in_bf16(source.dtype());
+        Self { source, stride, weight, in_bf16, hidden, logits, block: vec![] }
     }
 
     /// The losses of the rows, without their weights. If the `total` weight of all rows is given, the logits are replaced by their
@@ -208,8 +211,14 @@ impl<'a> Chunk<'a> {
         self.hidden.truncate(rows.len() * width);
         self.logits.truncate(rows.len() * length);
         load::<E>(&self.source, self.stride, width, rows, &mut self.hidden);
+        if self.in_bf16 {
+            let (hidden, [of_classes, _]) =
+                (Operand::by_line(Values::F32(&self.hidden), width), self.weight.operands());
+            self.logits.fill(0.0);
+            add_in_order(&mut self.logits, [rows.len(), length, width], hidden, of_classes, Threads::All);
+        }
         let hidden = Matrix::new(&self.hidden, rows.len(), width);
-        for block in self.weight.blocks() {
+        for block in self.weight.blocks().filter(|_| !self.in_bf16) {
             let logits = &mut self.logits[block.start..];
             let weight = self.weight.columns(block, &mut self.block);
             multiply_rows((logits, length, Output::Replace), hidden, weight, Threads::All);
@@ -234,17 +243,18 @@ impl<'a> Chunk<'a> {
     /// Adds the gradient of the weight, in its layout.
     fn add_weight_gradient(&self, rows: usize, sum: &mut [f32], in_order: bool) {
         let Weight { width, classes, by_class, .. } = *self.weight;
-        if in_order && !by_class {
-            return add_in_order(sum, (&self.hidden, width, width), (&self.logits, classes), Threads::All);
+        if in_order || self.in_bf16 {
+            let values = if self.in_bf16 { Values::Rounded } else { Values::F32 };
+            let hidden = Operand::by_step(values(&self.hidden), width);
+            let logits = Operand::by_step(values(&self.logits), classes);
+            return match by_class {
+                true => add_in_order(sum, [classes, width, rows], logits, hidden, Threads::All),
+                false => add_in_order(sum, [width, classes, rows], hidden, logits, Threads::All),
+            };
         }
         let hidden = Matrix::new(&self.hidden, rows, width);
         for block in self.weight.blocks() {
             let logits = &self.logits[block.start..];
-            if in_order {
-                let sum = &mut sum[block.start * width..block.end * width];
-                add_in_order(sum, (logits, block.len(), classes), (&self.hidden, width), Threads::All);
-                continue;
-            }
             let gradient = Matrix::strided(logits, rows, block.len(), classes);
             let (left, right, offset, stride) = match by_class {
                 true => (gradient.transposed(), hidden, block.start * width, width),
@@ -269,6 +279,13 @@ impl<'a> Chunk<'a> {
         if let Some(out) = &mut sums.hidden {
             // The product reads a weight that is stored by rows faster if it computes the transposed gradient of many rows.
             let count = rows.len();
+            if self.in_bf16 {
+                let gradient = Operand::by_line(Values::F32(&self.logits), classes);
+                let [_, of_width] = self.weight.operands();
+                self.hidden.fill(0.0);
+                add_in_order(&mut self.hidden, [count, width, classes], gradient, of_width, Threads::All);
+                return put_rows(out, rows, &self.hidden, width, [width, 1]);
+            }
             let by_rows = by_class || count < enough_rows(width, CLASSES.min(classes));
             for block in self.weight.blocks() {
                 let output = if block.start == 0 { Output::Replace } else { Output::Add };

@@ -19,6 +19,7 @@ use super::weight::Weight;
 use crate::order::Order;
 use kiln_operations::cpu::chain::add_in_order;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
+use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32};
 use kiln_operations::{RowParts, by_dtype};
 
@@ -168,18 +169,32 @@ impl<'a> Work<'a> {
         Self { source, stride, rows, classes, size, blocks, wide }
     }
 
-    /// Calls `each` with the chunks of the next block: the number of the first row, the hidden rows, their logits and the block's weight.
-    fn block<E: Stored>(&mut self, first: usize, mut each: impl FnMut(usize, Matrix<'_>, &mut [f32], Matrix<'_>)) {
+    /// Calls `each` with the chunks of the next block: the number of the first row, the hidden rows, their logits and the block's weight, as it is
+    /// and in f32. A product in bf16 needs the first alone.
+    fn block<E: Stored>(
+        &mut self,
+        first: usize,
+        mut each: impl FnMut(usize, &[f32], &mut [f32], (&Weight, Option<Matrix<'_>>)),
+    ) {
         let weight = self.blocks.block(first);
         let Weight { width, classes, .. } = weight;
         let [wide, hidden, logits] = &mut self.wide;
-        let weight = weight.columns(0..classes, wide);
+        let in_f32 = (!weight.in_bf16(self.source.dtype())).then(|| weight.columns(0..classes, wide));
         for (chunk, rows) in self.rows.chunks(self.size).enumerate() {
             let (hidden, logits) = (&mut hidden[..rows.len() * width], &mut logits[..rows.len() * classes]);
             load::<E>(&self.source, self.stride, width, rows, hidden);
-            let hidden = Matrix::new(hidden, rows.len(), width);
-            multiply_rows((logits, classes, Output::Replace), hidden, weight, Threads::All);
-            each(chunk * self.size, hidden, logits, weight);
+            match in_f32 {
+                Some(weight) => {
+                    let hidden = Matrix::new(hidden, rows.len(), width);
+                    multiply_rows((logits, classes, Output::Replace), hidden, weight, Threads::All);
+                }
+                None => {
+                    let (hidden, [of_classes, _]) = (Operand::by_line(Values::F32(hidden), width), weight.operands());
+                    logits.fill(0.0);
+                    add_in_order(logits, [rows.len(), classes, width], hidden, of_classes, Threads::All);
+                }
+            }
+            each(chunk * self.size, hidden, logits, (&weight, in_f32));
         }
     }
 
@@ -238,21 +253,35 @@ fn backward<E: Stored, K: Stored>(
         let count = CLASSES.min(classes.count - first);
         let rows_of_block = first..first + count;
         let mut of_block = of_weight.begin(&rows_of_block);
-        work.block::<E>(first, |chunk, hidden, logits, weight| {
+        work.block::<E>(first, |chunk, hidden, logits, (weight, in_f32)| {
             let of_rows = logits.par_chunks_mut(count).with_min_len(TASK.div_ceil(count));
             of_rows.zip(&rows[chunk..]).for_each(|(logits, row)| {
                 let largest = classes.add(logits, first, row.target, &mut RowSums::default());
                 let of_row = (sums[2 * row.index], sums[2 * row.index + 1]);
                 classes.gradient((logits, first, largest), row.target, of_row, row.weight / total);
             });
-            let gradient = Matrix::new(logits, logits.len() / count, count);
-            match in_order {
-                Some(_) => add_in_order(&mut of_block, (logits, count, count), (hidden.values(), width), Threads::All),
-                None => multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All),
+            let of_chunk = logits.len() / count;
+            let gradient = Matrix::new(logits, of_chunk, count);
+            if in_order.is_some() || in_f32.is_none() {
+                let values = if in_f32.is_none() { Values::Rounded } else { Values::F32 };
+                let of_rows = [(values(logits), count), (values(hidden), width)];
+                let [logits, hidden] = of_rows.map(|(values, stride)| Operand::by_step(values, stride));
+                add_in_order(&mut of_block, [count, width, of_chunk], logits, hidden, Threads::All);
+            } else {
+                let hidden = Matrix::new(hidden, of_chunk, width);
+                multiply((&mut of_block, width, Output::Add), gradient.transposed(), hidden, 1.0, Threads::All);
             }
-            let output = if first == 0 { Output::Replace } else { Output::Add };
-            let of_hidden = &mut of_hidden[chunk * width..][..logits.len() / count * width];
-            multiply_rows((of_hidden, width, output), gradient, weight.transposed(), Threads::All);
+            let of_hidden = &mut of_hidden[chunk * width..][..of_chunk * width];
+            match in_f32 {
+                Some(weight) => {
+                    let output = if first == 0 { Output::Replace } else { Output::Add };
+                    multiply_rows((of_hidden, width, output), gradient, weight.transposed(), Threads::All);
+                }
+                None => {
+                    let (logits, [_, of_width]) = (Operand::by_line(Values::F32(logits), count), weight.operands());
+                    add_in_order(of_hidden, [of_chunk, width, count], logits, of_width, Threads::All);
+                }
+            }
         });
         if in_order.is_none() {
             let gradient = scaled(tensor(of_block, Shape::new([count, width])), &factor, given.hidden.dtype());

@@ -14,7 +14,7 @@ use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, KernelBackend, Onto, Op
 
 use super::graph::LossKernel;
 use super::settings::LossOptions;
-use super::settings::{CLASSES, chunk_rows, of_products};
+use super::settings::{CLASSES, chunk_rows, in_bf16_products, of_products};
 use crate::order::Order;
 use crate::row_weight::{add_whole, whole};
 
@@ -72,10 +72,13 @@ fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 0));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let block = classes.min(CLASSES as u64);
-    4 * (chunk * (width + block) + copies * block * width)
-        + part(call)
-        + 64 * rows
-        + of_products(cpu, [chunk, width, classes], true, [copies > 1; 2])
+    let (in_bf16, learned) = (call.reads_bf16(0), [copies > 1; 2]);
+    // In bf16 the weight is not widened, but read in f32 from its parts.
+    let packed = match in_bf16 {
+        true => in_bf16_products(cpu, [chunk, width, block], true, learned),
+        false => of_products(cpu, [chunk, width, classes], true, learned),
+    };
+    4 * (chunk * (width + block) + copies * block * width) + part(call) + 64 * rows + packed
 }
 
 impl Pass {

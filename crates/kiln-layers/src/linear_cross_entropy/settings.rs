@@ -209,21 +209,36 @@ fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 1));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let of_block = classes.min(CLASSES as u64);
-    let block = if call.reads_half(1) { 4 * width * of_block } else { 0 };
+    let in_bf16 = call.reads_bf16(0) && call.reads_bf16(1);
+    let block = if call.reads_half(1) && !in_bf16 { 4 * width * of_block } else { 0 };
     let by_class = call.inputs.get(1).is_some_and(|weight| weight.strides.last() != Some(&1));
     let learned = [0, 1].map(|input| call.out_elements(input + 1) > 0);
-    4 * (chunk * (width + classes))
-        + 32 * rows
-        + call.wide(2, 1)
-        + block
-        + match call.scalar(0) {
-            0 => of_products(cpu, [chunk, width, classes], by_class, learned),
-            _ => {
-                let of_others = of_products(cpu, [chunk, width, classes], by_class, [learned[0], false]);
-                let [lines, columns] = if by_class { [of_block, width] } else { [width, classes] };
-                of_others.max(if learned[1] { chain_scratch([lines, chunk, columns], cpu) } else { 0 })
-            }
+    let in_order = call.scalar(0) > 0;
+    let sizes = [chunk, width, classes];
+    let packed = match in_bf16 {
+        true => in_bf16_products(cpu, sizes, by_class, learned),
+        false if in_order && learned[1] => {
+            let of_others = of_products(cpu, sizes, by_class, [learned[0], false]);
+            of_others.max(of_weight_in_order(cpu, sizes, by_class, false))
         }
+        false => of_products(cpu, sizes, by_class, learned),
+    };
+    4 * (chunk * (width + classes)) + 32 * rows + call.wide(2, 1) + block + packed
+}
+
+/// Bytes that the gradient of the weight packs for a chunk, whose rows are added in their order, in `bf16` or in f32.
+fn of_weight_in_order(cpu: &Cpu, [chunk, width, classes]: [u64; 3], by_class: bool, bf16: bool) -> u64 {
+    let [lines, columns] = if by_class { [classes, width] } else { [width, classes] };
+    chain_scratch([lines, chunk, columns], bf16, cpu)
+}
+
+/// The most bytes that the products of a chunk pack in bf16.
+pub(super) fn in_bf16_products(cpu: &Cpu, sizes: [u64; 3], by_class: bool, learned: [bool; 2]) -> u64 {
+    let [chunk, width, classes] = sizes;
+    let logits = chain_scratch([chunk, width, classes], true, cpu);
+    let of_hidden = if learned[0] { chain_scratch([chunk, classes, width], true, cpu) } else { 0 };
+    let of_weight = if learned[1] { of_weight_in_order(cpu, sizes, by_class, true) } else { 0 };
+    logits.max(of_hidden).max(of_weight)
 }
 
 /// The most bytes of the operands that the products of a block of classes pack. The last block may be shorter. The weight's values lie side

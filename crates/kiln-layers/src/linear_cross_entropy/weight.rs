@@ -11,6 +11,7 @@ use super::scale::swapped;
 use super::settings::CLASSES;
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::gemm::Matrix;
+use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::Stored;
 
 /// The distance between the rows of a matrix, if the values of a row follow each other.
@@ -49,6 +50,19 @@ impl Weight {
     pub(super) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let classes = self.classes;
         (0..classes).step_by(CLASSES).map(move |first| first..classes.min(first + CLASSES))
+    }
+
+    /// Whether products with hidden rows of a dtype are in bf16: if these and the weight are. The gradient of the logits is then rounded to bf16;
+    /// sums are f32.
+    pub(super) fn in_bf16(&self, hidden: DType) -> bool {
+        hidden == DType::BF16 && self.lines.dtype() == DType::BF16
+    }
+
+    /// A weight in bf16 as an operand whose lines are its classes, and as one whose lines are the values of a hidden row.
+    pub(super) fn operands(&self) -> [Operand<'_>; 2] {
+        let values = Values::Bf16(&self.lines.storage()[self.lines.layout().start_offset()..]);
+        let [by_line, by_step] = [Operand::by_line, Operand::by_step].map(|operand| operand(values, self.stride));
+        if self.by_class { [by_line, by_step] } else { [by_step, by_line] }
     }
 
     /// The columns of some classes, `[width, block]`. Values that are not f32 are widened into `buffer`.

@@ -9,7 +9,7 @@ use burn::nn::{
 use burn::tensor::{DType, Device, Tensor, activation};
 use kiln_layers::{
     Activation, Norm, RotaryOptions, activation_linear, add_relu, batch_norm, gelu, gelu_tanh, group_norm, layer_norm,
-    linear, max_pool2d, norm_linear, relu, rms_norm, rotary, silu, softmax, swiglu,
+    linear, max_pool2d, norm_linear, relu, residual, rms_norm, rotary, silu, softmax, swiglu,
 };
 use proptest::prelude::*;
 
@@ -136,6 +136,19 @@ fn rows([height, width, outputs]: [usize; 3]) -> Vec<Case> {
                 add_relu(a, b).unwrap()
             },
             |x| activation::relu(x[0].clone() + x[1].clone()),
+        )
+    });
+    cases.push(Case {
+        exact: true,
+        ..case(
+            "residual",
+            &[of(1.0), of(1.0)],
+            &[],
+            |x| {
+                let (x, branch) = both(x);
+                residual(x, branch).unwrap()
+            },
+            |x| x[0].clone() + x[1].clone(),
         )
     });
     if width % 2 == 0 {

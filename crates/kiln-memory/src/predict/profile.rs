@@ -60,6 +60,9 @@ pub struct BackendProfile {
     /// f32 values of a vector in matrix products, on the CPU: 16 with AVX-512, which kiln-operations enables in gemm, else 8.
     #[serde(default = "eight")]
     pub lanes: usize,
+    /// Whether matrix products multiply pairs of bf16 values, on the CPU: with AVX512-BF16.
+    #[serde(default)]
+    pub bf16_pairs: bool,
     /// Units of a GPU that run in step: CUDA's warp, 32. 0 if kernels run in planes of several sizes. With the shared memory it decides
     /// whether attention has a kernel.
     #[serde(default)]
@@ -148,6 +151,7 @@ impl BackendProfile {
             threads,
             cache_bytes: kiln_operations::cache_bytes(),
             lanes: lanes(),
+            bf16_pairs: kiln_operations::has_bf16_pairs(),
             plane: 0,
             shared_bytes: 0,
             int_bytes: 4,
@@ -164,7 +168,7 @@ impl BackendProfile {
             trained_bytes: 2_816,
             buffer_bytes: 96,
             flops: 2e10 * threads as f64,
-            // Products of 16-bit tensors are computed in f32.
+            // Most products of 16-bit tensors are computed in f32.
             half_flops: 2e10 * threads as f64,
             bandwidth: 4e9,
             launch: 2e-6,
@@ -180,6 +184,7 @@ impl BackendProfile {
             threads: 1,
             cache_bytes: 0,
             lanes: eight(),
+            bf16_pairs: false,
             plane: 32,
             shared_bytes: 64 << 10,
             int_bytes: 4,
@@ -270,7 +275,7 @@ impl BackendProfile {
 
     /// The processor's figures on which scratch memory depends.
     pub(crate) fn cpu(&self) -> Cpu {
-        Cpu { threads: self.threads, cache_bytes: self.cache_bytes, lanes: self.lanes }
+        Cpu { threads: self.threads, cache_bytes: self.cache_bytes, lanes: self.lanes, bf16_pairs: self.bf16_pairs }
     }
 
     /// The GPU's figures on which scratch memory depends.

@@ -22,6 +22,7 @@ proptest! {
     fn blocks_keep_their_contents_and_new_ones_are_zeros(
         sizes in prop::collection::vec((1_usize..3 * MIB, 1_usize..3 * MIB, 0_usize..8), 1..40),
     ) {
+        let _alone = alone();
         let mut blocks: Vec<(u8, Vec<u8>)> = vec![];
         for (number, (size, other, place)) in sizes.into_iter().enumerate() {
             let mark = number as u8 + 1;
@@ -43,6 +44,7 @@ proptest! {
 
 #[test]
 fn threads_have_blocks_of_their_own() {
+    let _alone = alone();
     std::thread::scope(|scope| {
         for mark in 1..=4_u8 {
             scope.spawn(move || {

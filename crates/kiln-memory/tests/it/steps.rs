@@ -40,7 +40,7 @@ pub(crate) fn adamw() -> AdamW {
 
 /// burn's CPU device on a machine with two threads, AVX2 and 1 MiB of cache, independent of the machine that runs the test.
 pub(crate) fn flex() -> BackendProfile {
-    BackendProfile { threads: 2, lanes: 8, cache_bytes: 1 << 20, ..BackendProfile::flex() }
+    BackendProfile { threads: 2, lanes: 8, bf16_pairs: false, cache_bytes: 1 << 20, ..BackendProfile::flex() }
 }
 
 pub(crate) fn cifar() -> ResNetConfig {

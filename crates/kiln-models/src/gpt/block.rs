@@ -11,7 +11,7 @@ use kiln_layers::{Activation, Mask, feed_forward, linear, norm_self_attention};
 
 use super::config::GptConfig;
 use crate::cache::{KeysValues, Position, attend_to_past};
-use crate::layers::{self, dropped, layer_norm, normal_linear, output, usable};
+use crate::layers::{self, dropped, layer_norm, normal_linear, output, residual, usable};
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
 #[derive(Module, Debug)]
@@ -103,7 +103,7 @@ impl GptHalf {
             (Branch::FeedForward(mlp), true) => mlp.lean(&self.norm, x),
             (Branch::FeedForward(mlp), false) => mlp.stock(layer_norm(&self.norm, x)),
         };
-        x_btc + dropped(&self.drop, self.lean, branch)
+        residual(self.lean, x_btc, dropped(&self.drop, self.lean, branch))
     }
 
     /// Runs the half on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since

@@ -9,7 +9,7 @@ use kiln_layers::{Mask, Projections, RotaryOptions, gated_feed_forward, linear, 
 
 use super::config::LlamaConfig;
 use crate::cache::{KeysValues, Position, attend_to_past};
-use crate::layers::{self, normal, normal_linear, output, rms_norm, usable};
+use crate::layers::{self, normal, normal_linear, output, residual, rms_norm, usable};
 
 /// One decoder block: causal self-attention behind a norm, then a gated feed-forward layer behind a norm, each added to its input. Fields have
 /// Hugging Face's names.
@@ -114,13 +114,13 @@ impl LlamaHalf {
     /// `[B, T, C]` to `[B, T, C]`.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let x = x_btc.clone();
-        x_btc
-            + match (&self.branch, usable(self.lean, &x)) {
-                (Branch::Attention(attention), true) => attention.lean(&self.norm, x),
-                (Branch::Attention(attention), false) => attention.stock(rms_norm(&self.norm, x)),
-                (Branch::FeedForward(mlp), true) => mlp.lean(&self.norm, x),
-                (Branch::FeedForward(mlp), false) => mlp.stock(rms_norm(&self.norm, x)),
-            }
+        let branch = match (&self.branch, usable(self.lean, &x)) {
+            (Branch::Attention(attention), true) => attention.lean(&self.norm, x),
+            (Branch::Attention(attention), false) => attention.stock(rms_norm(&self.norm, x)),
+            (Branch::FeedForward(mlp), true) => mlp.lean(&self.norm, x),
+            (Branch::FeedForward(mlp), false) => mlp.stock(rms_norm(&self.norm, x)),
+        };
+        residual(self.lean, x_btc, branch)
     }
 
     /// Runs the half on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, conv2d, linear, norm_linear, norm_self_attention};
 
 use crate::Error;
-use crate::layers::{self, layer_norm, normal_linear, output, usable};
+use crate::layers::{self, layer_norm, normal_linear, output, residual, usable};
 
 pub use config::VitConfig;
 
@@ -142,9 +142,9 @@ impl VitEncoder {
     fn lean(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let Attention { qkv, proj, heads } = &self.attn;
         let attended = output(norm_self_attention(&self.norm1, qkv, x_btd.clone(), *heads, Mask::None));
-        let x_btd = x_btd + self.branch(output(linear(proj, attended)));
+        let x_btd = residual(true, x_btd, self.branch(output(linear(proj, attended))));
         let hidden = output(norm_linear(&self.norm2, &self.mlp.fc1, x_btd.clone()));
-        x_btd + self.branch(output(activation_linear(Activation::Gelu, &self.mlp.fc2, hidden)))
+        residual(true, x_btd, self.branch(output(activation_linear(Activation::Gelu, &self.mlp.fc2, hidden))))
     }
 
     fn stock(&self, x_btd: Tensor<3>) -> Tensor<3> {

@@ -2,7 +2,11 @@
 
 pub mod buffers;
 pub mod chain;
+pub mod elementwise;
 pub mod gemm;
 pub mod math;
+pub mod operand;
+mod pack;
 pub mod place;
 pub mod stored;
+pub(crate) mod tiles;
