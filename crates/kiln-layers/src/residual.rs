@@ -9,8 +9,8 @@ use crate::error::Error;
 
 /// x + branch: the end of a residual branch.
 ///
-/// Both have one shape and one dtype: f32, f16 or bf16. As the addition of tensors; on the CPU, 16-bit values are added by all threads. Keeps
-/// nothing, and both gradients are the gradient of the sum.
+/// Both have one shape and one dtype: f32, f16 or bf16. The sum is that of burn's addition; on the CPU, 16-bit values are added by all threads.
+/// Keeps nothing. Both gradients are the gradient of the sum.
 ///
 /// # Errors
 /// [`Error::Size`], [`Error::DType`], [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].

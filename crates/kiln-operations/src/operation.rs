@@ -82,7 +82,7 @@ pub trait KernelBackend: Backend {
         Self::float_cast(tensor, dtype.into())
     }
 
-    /// The sum of two tensors of one shape.
+    /// The sum of two tensors of one shape and dtype.
     fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_add(a, b)
     }

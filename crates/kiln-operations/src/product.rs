@@ -9,7 +9,7 @@ pub struct Cpu {
     pub cache_bytes: u64,
     /// f32 values of a vector in matrix products: 16 with AVX-512, else 8.
     pub lanes: usize,
-    /// Whether [products in order](crate::cpu::chain) multiply pairs of bf16 values, by AVX512-BF16.
+    /// Whether products in order (`cpu::chain`) multiply pairs of bf16 values, by AVX512-BF16.
     pub bf16_pairs: bool,
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &st
 }
 
 /// [`assert_close`], with the roundings of values that were computed in `dtype`.
-fn assert_close_in(dtype: DType, composed: &FlexTensor, kernel: &FlexTensor, what: &str) {
+pub(crate) fn assert_close_in(dtype: DType, composed: &FlexTensor, kernel: &FlexTensor, what: &str) {
     assert_eq!((composed.shape(), composed.dtype()), (kernel.shape(), kernel.dtype()), "{what}");
     let tolerance = match dtype {
         DType::F32 => 1e-5,

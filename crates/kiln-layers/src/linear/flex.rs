@@ -1,7 +1,7 @@
 //! Linear layers on the CPU, some rows at a time. The prologue's output exists only for these rows.
 //!
 //! Scratch memory in bytes, with `R = min(rows, 256)`: `4 R inputs` with a prologue or if `x` has 16 bits, and `4 R outputs` if `x` has
-//! 16 bits. Where input and weight are bf16, what is multiplied has no copy but the prologue's output. If only the weight has 16 bits, also `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row of
+//! 16 bits. Where input and weight are bf16, what is multiplied has no copy in f32 but the prologue's output. Otherwise, if the weight has 16 bits, also `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row of
 //! the weight), or for its gradient `min(4 MiB, size of the weight in f32)`. Multiply-adds: `rows * inputs * outputs` for each of the
 //! output, the gradient of the weight and the gradient of the input. The prologue is computed once for the output, and once for each 4
 //! MiB of a 16-bit weight's gradient or once for all of an f32 weight's gradient. Its own gradient is computed once.
@@ -19,7 +19,7 @@ use super::settings::ROWS;
 use super::values::{changed, in_bf16, of_product, written};
 use super::weight::Weight;
 use crate::order::Order;
-use kiln_operations::cpu::operand::Values;
+use kiln_operations::cpu::factor::Values;
 use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
 
 /// Columns of a task that sums the rows of a gradient.
@@ -56,7 +56,7 @@ pub(super) fn forward(
     prologue: Prologue,
 ) -> [FlexTensor; 2] {
     let in_bf16 = in_bf16(x, weight);
-    let (x, weight, bias) = (x.to_contiguous(), Weight::new(weight, in_bf16), to_f32(bias));
+    let (x, weight, bias) = (x.to_contiguous(), Weight::new(weight), to_f32(bias));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x), weight.outputs());
     let mut shape = x.shape();
     let last = shape.num_dims() - 1;
@@ -95,8 +95,8 @@ pub(super) fn weight_gradient(
     let (rows, (count, width)) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x));
     let dtype = order.dtype(weight.dtype());
     let (mut dweight, mut dbias) = match sums {
-        Some([weight, bias]) => (Weight::of_sum(weight, in_bf16), to_f32(&bias)),
-        None => (Weight::new(weight, in_bf16).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
+        Some([weight, bias]) => (Weight::of_sum(weight), to_f32(&bias)),
+        None => (Weight::new(weight).zeros_like(dtype), vec![0.0; weight.shape()[1]]),
     };
     let outputs = dweight.outputs();
     let (mut result, mut wide_gradient) = (vec![], vec![]);
@@ -151,7 +151,7 @@ pub(super) fn input_gradient(
     let plain = prologue == Prologue::None;
     let in_bf16 = in_bf16(&x, weight);
     let mut dx = if plain { zeros(x.shape(), x.dtype()) } else { owned(x) };
-    let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight, in_bf16));
+    let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&dx), weight.outputs());
     let mut sums = match sums {
         Some(sums) => sums.each_ref().map(to_f32),
@@ -182,7 +182,7 @@ pub(super) fn input_gradient(
 /// them exists.
 pub(super) fn add_product(y: FlexTensor, x: &FlexTensor, matrix: &FlexTensor, transposed: bool) -> FlexTensor {
     let in_bf16 = in_bf16(x, matrix);
-    let (mut y, x, matrix) = (owned(y), x.to_contiguous(), Weight::new(matrix, in_bf16));
+    let (mut y, x, matrix) = (owned(y), x.to_contiguous(), Weight::new(matrix));
     let ((count, width), (_, narrow)) = (sizes(&y), sizes(&x));
     let (mut wide_y, mut wide_x, mut wide_matrix) = (vec![], vec![], vec![]);
     for chunk in chunks(count, &y, Prologue::None) {

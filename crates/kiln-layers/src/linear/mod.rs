@@ -36,7 +36,8 @@ pub(crate) use settings::Prologue;
 /// The linear layer x weight + bias, as [`Linear::forward`].
 ///
 /// `x` is `[.., inputs]` in f32, f16 or bf16. The parameters have a dtype of their own, which may be f32 for an input of 16 bits: no copy
-/// of them in 16 bits is needed. The weight may be stored by rows or by columns, and its gradient has the same layout. Computes in f32.
+/// of them in 16 bits is needed. The weight may be stored by rows or by columns, and its gradient has the same layout. Sums are f32. If `x` and
+/// the weight are bf16, the values that are multiplied are bf16, on the CPU as on GPUs: the output of a norm or of an activation is rounded before.
 /// The result `[.., outputs]` has the dtype of `x`. Keeps the input.
 ///
 /// # Errors

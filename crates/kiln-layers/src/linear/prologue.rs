@@ -16,7 +16,7 @@ use crate::norm::rows::{
 };
 use crate::order::Order;
 use kiln_operations::by_dtype;
-use kiln_operations::cpu::operand::Values;
+use kiln_operations::cpu::factor::Values;
 use kiln_operations::cpu::stored::{Stored, to_f32};
 
 /// A prologue with its parameters.
@@ -59,7 +59,7 @@ impl Rows {
         }
         buffer.resize(values.len(), 0.0);
         by_dtype!(x.dtype(), E => self.fill::<E>(&x.storage()[values], width, statistics, buffer), else ());
-        Values::F32(buffer)
+        if in_bf16 { Values::Rounded(buffer) } else { Values::F32(buffer) }
     }
 
     fn fill<E: Stored>(&self, x: &[E], width: usize, statistics: Statistics<'_>, out: &mut [f32]) {

@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use rayon::prelude::*;
 
 use kiln_operations::by_dtype;
-use kiln_operations::cpu::operand::Values;
+use kiln_operations::cpu::factor::Values;
 use kiln_operations::cpu::stored::{Stored, bf16};
 
 /// Values of a task.
@@ -54,8 +54,8 @@ pub(super) fn of_product<'a>(
     }
 }
 
-/// Whether a layer multiplies values in bf16: if its input and its weight are bf16. A prologue's output and the gradient are then rounded to
-/// bf16, as under torch's autocast; sums are f32.
+/// Whether a layer multiplies values in bf16: if its input and its weight are bf16. A prologue's output is then rounded to bf16, as under
+/// torch's autocast; sums are f32.
 pub(super) fn in_bf16(x: &FlexTensor, weight: &FlexTensor) -> bool {
     x.dtype() == DType::BF16 && weight.dtype() == DType::BF16
 }

@@ -10,15 +10,14 @@ use super::settings::{BLOCK, GRADIENT};
 use super::values::widened;
 use crate::order::Order;
 use kiln_operations::cpu::chain::add_in_order;
+use kiln_operations::cpu::factor::{Factor, Values};
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
-use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::{owned, zeros};
 
 /// The weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 pub(super) struct Weight {
     stored: FlexTensor,
     by_rows: bool,
-    in_bf16: bool,
 }
 
 /// The transposed view of a matrix.
@@ -28,16 +27,15 @@ fn swapped(matrix: FlexTensor) -> FlexTensor {
 }
 
 impl Weight {
-    /// A weight of which `in_bf16` says whether its products are [in bf16](super::values::in_bf16).
-    pub(super) fn new(weight: &FlexTensor, in_bf16: bool) -> Self {
+    pub(super) fn new(weight: &FlexTensor) -> Self {
         let by_rows = weight.is_contiguous();
         let stored = if by_rows { weight.clone() } else { swapped(weight.clone()) };
-        Self { stored: stored.to_contiguous(), by_rows, in_bf16 }
+        Self { stored: stored.to_contiguous(), by_rows }
     }
 
     /// Zeros in the layout of this weight.
     pub(super) fn zeros_like(&self, dtype: DType) -> Self {
-        Self { stored: zeros(self.stored.shape(), dtype), ..*self }
+        Self { stored: zeros(self.stored.shape(), dtype), by_rows: self.by_rows }
     }
 
     /// The matrix `[inputs, outputs]`.
@@ -73,10 +71,10 @@ impl Weight {
         if rows * columns == 0 {
             return;
         }
-        let (Values::F32(left), false) = (left, self.in_bf16) else {
-            let right = Operand::by_step(Values::Bf16(self.stored.storage()), columns);
+        let Values::F32(left) = left else {
+            let right = Factor::by_step(Values::Bf16(self.stored.storage()), columns);
             let sizes = [left.len() / rows, columns, rows];
-            return add_in_order(out, sizes, Operand::by_line(left, rows), right, Threads::All);
+            return add_in_order(out, sizes, Factor::by_line(left, rows), right, Threads::All);
         };
         for block in self.blocks(BLOCK) {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
@@ -92,10 +90,10 @@ impl Weight {
         if rows * columns == 0 {
             return;
         }
-        let (Values::F32(left), false) = (left, self.in_bf16) else {
-            let right = Operand::by_line(Values::Bf16(self.stored.storage()), columns);
+        let Values::F32(left) = left else {
+            let right = Factor::by_line(Values::Bf16(self.stored.storage()), columns);
             let sizes = [left.len() / columns, rows, columns];
-            return add_in_order(out, sizes, Operand::by_line(left, columns), right, Threads::All);
+            return add_in_order(out, sizes, Factor::by_line(left, columns), right, Threads::All);
         };
         for block in self.blocks(BLOCK) {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
@@ -106,9 +104,9 @@ impl Weight {
     }
 
     /// A sum of gradients, to be added to in its own memory.
-    pub(super) fn of_sum(sum: FlexTensor, in_bf16: bool) -> Self {
+    pub(super) fn of_sum(sum: FlexTensor) -> Self {
         let by_rows = sum.is_contiguous();
-        Self { stored: owned(if by_rows { sum } else { swapped(sum) }), by_rows, in_bf16 }
+        Self { stored: owned(if by_rows { sum } else { swapped(sum) }), by_rows }
     }
 
     /// Adds `xᵀ dy`; 16-bit values are replaced by it. For each block of stored rows it calls `visit`, which calls its argument with the rows
@@ -119,7 +117,7 @@ impl Weight {
         wide: &mut Vec<f32>,
         mut visit: impl FnMut(bool, &mut dyn FnMut(Values<'_>, Values<'_>)),
     ) {
-        let ([rows, columns], by_rows, in_bf16) = (self.stored.shape().dims(), self.by_rows, self.in_bf16);
+        let ([rows, columns], by_rows) = (self.stored.shape().dims(), self.by_rows);
         let is_wide = self.stored.dtype() == DType::F32;
         for block in self.blocks((GRADIENT / (4 * columns.max(1))).max(1)) {
             let values = block.start * columns..block.end * columns;
@@ -130,10 +128,9 @@ impl Weight {
                 visit(block.start == 0, &mut |x, dy| {
                     let (first, second) = if by_rows { (x, dy) } else { (dy, x) };
                     let (first, count) = (first.from(block.start), second.len() / columns);
-                    let (Values::F32(first), Values::F32(second), Order::Any, false) = (first, second, order, in_bf16)
-                    else {
-                        let (sizes, second) = ([block.len(), columns, count], Operand::by_step(second, columns));
-                        return add_in_order(sum, sizes, Operand::by_step(first, rows), second, Threads::All);
+                    let (Values::F32(first), Values::F32(second), Order::Any) = (first, second, order) else {
+                        let (sizes, second) = ([block.len(), columns, count], Factor::by_step(second, columns));
+                        return add_in_order(sum, sizes, Factor::by_step(first, rows), second, Threads::All);
                     };
                     let first = Matrix::strided(first, count, block.len(), rows).transposed();
                     let second = Matrix::new(second, count, columns);

@@ -5,8 +5,9 @@
 //! Work, with n rows that count: n width classes multiply-adds for the loss, as many for each of the gradients of hidden rows and weight,
 //! and an exponential for each of the n classes logits.
 //!
-//! Scratch memory in bytes, with c = [`chunk_rows`]: 4 c (classes + width) + 32 rows; with 16-bit inputs also 4 classes for the bias and
-//! a block of the weight. gemm packs operands in addition, at most about 4 max(c, 2048) min(c, 512).
+//! Scratch memory in bytes, with c = [`chunk_rows`]: 4 c (classes + width) + 32 rows; with 16-bit inputs also 4 classes for the bias, and unless
+//! both are bf16 a block of the weight. Products pack their factors in addition: gemm at most about 4 max(c, 2048) min(c, 512), and products in
+//! order as [`chain_scratch`](kiln_operations::chain_scratch) has it.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -20,8 +21,8 @@ use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
 use kiln_operations::cpu::chain::add_in_order;
+use kiln_operations::cpu::factor::{Factor, Values};
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
-use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::{Stored, owned, tensor, to_f32, zeros};
 use kiln_operations::{by_dtype, enough_rows};
 
@@ -213,7 +214,7 @@ impl<'a> Chunk<'a> {
         load::<E>(&self.source, self.stride, width, rows, &mut self.hidden);
         if self.in_bf16 {
             let (hidden, [of_classes, _]) =
-                (Operand::by_line(Values::F32(&self.hidden), width), self.weight.operands());
+                (Factor::by_line(Values::Rounded(&self.hidden), width), self.weight.factors());
             self.logits.fill(0.0);
             add_in_order(&mut self.logits, [rows.len(), length, width], hidden, of_classes, Threads::All);
         }
@@ -245,8 +246,8 @@ impl<'a> Chunk<'a> {
         let Weight { width, classes, by_class, .. } = *self.weight;
         if in_order || self.in_bf16 {
             let values = if self.in_bf16 { Values::Rounded } else { Values::F32 };
-            let hidden = Operand::by_step(values(&self.hidden), width);
-            let logits = Operand::by_step(values(&self.logits), classes);
+            let hidden = Factor::by_step(values(&self.hidden), width);
+            let logits = Factor::by_step(values(&self.logits), classes);
             return match by_class {
                 true => add_in_order(sum, [classes, width, rows], logits, hidden, Threads::All),
                 false => add_in_order(sum, [width, classes, rows], hidden, logits, Threads::All),
@@ -280,8 +281,8 @@ impl<'a> Chunk<'a> {
             // The product reads a weight that is stored by rows faster if it computes the transposed gradient of many rows.
             let count = rows.len();
             if self.in_bf16 {
-                let gradient = Operand::by_line(Values::F32(&self.logits), classes);
-                let [_, of_width] = self.weight.operands();
+                let gradient = Factor::by_line(Values::Rounded(&self.logits), classes);
+                let [_, of_width] = self.weight.factors();
                 self.hidden.fill(0.0);
                 add_in_order(&mut self.hidden, [count, width, classes], gradient, of_width, Threads::All);
                 return put_rows(out, rows, &self.hidden, width, [width, 1]);

@@ -18,8 +18,8 @@ use super::settings::{CLASSES, chunk_rows};
 use super::weight::Weight;
 use crate::order::Order;
 use kiln_operations::cpu::chain::add_in_order;
+use kiln_operations::cpu::factor::{Factor, Values};
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply, multiply_rows};
-use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32};
 use kiln_operations::{RowParts, by_dtype};
 
@@ -189,7 +189,7 @@ impl<'a> Work<'a> {
                     multiply_rows((logits, classes, Output::Replace), hidden, weight, Threads::All);
                 }
                 None => {
-                    let (hidden, [of_classes, _]) = (Operand::by_line(Values::F32(hidden), width), weight.operands());
+                    let (hidden, [of_classes, _]) = (Factor::by_line(Values::Rounded(hidden), width), weight.factors());
                     logits.fill(0.0);
                     add_in_order(logits, [rows.len(), classes, width], hidden, of_classes, Threads::All);
                 }
@@ -265,7 +265,7 @@ fn backward<E: Stored, K: Stored>(
             if in_order.is_some() || in_f32.is_none() {
                 let values = if in_f32.is_none() { Values::Rounded } else { Values::F32 };
                 let of_rows = [(values(logits), count), (values(hidden), width)];
-                let [logits, hidden] = of_rows.map(|(values, stride)| Operand::by_step(values, stride));
+                let [logits, hidden] = of_rows.map(|(values, stride)| Factor::by_step(values, stride));
                 add_in_order(&mut of_block, [count, width, of_chunk], logits, hidden, Threads::All);
             } else {
                 let hidden = Matrix::new(hidden, of_chunk, width);
@@ -278,7 +278,7 @@ fn backward<E: Stored, K: Stored>(
                     multiply_rows((of_hidden, width, output), gradient, weight.transposed(), Threads::All);
                 }
                 None => {
-                    let (logits, [_, of_width]) = (Operand::by_line(Values::F32(logits), count), weight.operands());
+                    let (logits, [_, of_width]) = (Factor::by_line(Values::Rounded(logits), count), weight.factors());
                     add_in_order(of_hidden, [of_chunk, width, count], logits, of_width, Threads::All);
                 }
             }

@@ -36,7 +36,8 @@ pub use settings::Reduction;
 ///
 /// It keeps gradients for the backward pass, of those tensors that need one: the gradient of `hidden` in its dtype (for f16 in f32), and
 /// the gradients of `weight` and `bias` in f32. It keeps no logits. A loss scale is applied to the kept gradients in f32, so that f16
-/// gradients do not underflow before it. Without a reduction, the inputs are kept instead.
+/// gradients do not underflow before it. Without a reduction, the inputs are kept instead. If `hidden` and `weight` are bf16, the gradients of
+/// the logits are rounded to bf16 before they are multiplied by them; sums are f32.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Int, Tensor};

@@ -73,12 +73,13 @@ fn scratch(call: &Call<'_>, cpu: &Cpu, copies: u64) -> u64 {
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
     let block = classes.min(CLASSES as u64);
     let (in_bf16, learned) = (call.reads_bf16(0), [copies > 1; 2]);
-    // In bf16 the weight is not widened, but read in f32 from its parts.
+    // A block is read in f32 from its parts, and rounded.
+    let rounded = if call.reads_half(0) { 2 * block * width } else { 0 };
     let packed = match in_bf16 {
         true => in_bf16_products(cpu, [chunk, width, block], true, learned),
         false => of_products(cpu, [chunk, width, classes], true, learned),
     };
-    4 * (chunk * (width + block) + copies * block * width) + part(call) + 64 * rows + packed
+    4 * (chunk * (width + block) + copies * block * width) + part(call) + 64 * rows + rounded + packed
 }
 
 impl Pass {

@@ -204,7 +204,8 @@ fn logits(call: &Call<'_>) -> f64 {
     call.elements(0) as f64 * call.dim(1, 1) as f64
 }
 
-/// Logits and hidden rows of a chunk, some values for each row, a block of a 16-bit weight, and the operands that the products pack.
+/// Logits and hidden rows of a chunk, some values for each row, a block of a 16-bit weight unless products are in bf16, and the factors that
+/// the products pack.
 fn cpu_scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
     let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 1));
     let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use super::scale::swapped;
 use super::settings::CLASSES;
 use kiln_operations::by_dtype;
+use kiln_operations::cpu::factor::{Factor, Values};
 use kiln_operations::cpu::gemm::Matrix;
-use kiln_operations::cpu::operand::{Operand, Values};
 use kiln_operations::cpu::stored::Stored;
 
 /// The distance between the rows of a matrix, if the values of a row follow each other.
@@ -58,10 +58,10 @@ impl Weight {
         hidden == DType::BF16 && self.lines.dtype() == DType::BF16
     }
 
-    /// A weight in bf16 as an operand whose lines are its classes, and as one whose lines are the values of a hidden row.
-    pub(super) fn operands(&self) -> [Operand<'_>; 2] {
+    /// A weight in bf16 as a factor whose lines are its classes, and as one whose lines are the values of a hidden row.
+    pub(super) fn factors(&self) -> [Factor<'_>; 2] {
         let values = Values::Bf16(&self.lines.storage()[self.lines.layout().start_offset()..]);
-        let [by_line, by_step] = [Operand::by_line, Operand::by_step].map(|operand| operand(values, self.stride));
+        let [by_line, by_step] = [Factor::by_line, Factor::by_step].map(|factor| factor(values, self.stride));
         if self.by_class { [by_line, by_step] } else { [by_step, by_line] }
     }
 

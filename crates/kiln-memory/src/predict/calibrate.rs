@@ -93,7 +93,7 @@ fn with_speeds(profile: BackendProfile, device: &Device) -> BackendProfile {
         2.0 * (SIDE * SIDE * SIDE) as f64 / fastest(device, 4, || a.clone().matmul(a.clone()))
     };
     let flops = product(DType::F32);
-    // Flex computes products of 16-bit tensors in f32.
+    // Flex computes burn's products of 16-bit tensors in f32, and on most processors those of kiln-layers take as long.
     let half = [DType::BF16, DType::F16].into_iter().find(|dtype| device.supports_dtype(*dtype));
     let half_flops = match (profile.kernels, half) {
         (Kernels::Cube, Some(half)) => product(half),

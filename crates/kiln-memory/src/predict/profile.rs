@@ -168,7 +168,7 @@ impl BackendProfile {
             trained_bytes: 2_816,
             buffer_bytes: 96,
             flops: 2e10 * threads as f64,
-            // Most products of 16-bit tensors are computed in f32.
+            // burn's own products of 16-bit tensors are computed in f32.
             half_flops: 2e10 * threads as f64,
             bandwidth: 4e9,
             launch: 2e-6,

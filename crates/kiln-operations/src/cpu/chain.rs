@@ -5,17 +5,17 @@
 //! bits however its rows are divided, each row of an output has the same bits beside any number of rows, and the bits do not depend on
 //! the processor, if it has fused multiply-adds. The blocking is that of Goto and van de Geijn (2008).
 //!
-//! If an operand is bf16, the other one is rounded to bf16. A product of two such values is exact in f32, so a chain has the same bits in f32
-//! as by the instruction for pairs of bf16 values (AVX512-BF16), which takes half the time: it adds one product of the pair after the other.
-//! Only results below 1.2e-38 differ, which the instruction replaces by 0.
+//! A product of two bf16 values is exact in f32, so a chain of them has the same bits in f32 as by the instruction for pairs of bf16 values
+//! (AVX512-BF16), which takes half the time: it adds one product of the pair after the other. Factors in bf16 below 1.2e-38 count as 0. The
+//! instruction also takes sums below that for 0, the only difference. Processors without fused multiply-adds compute them in software, slowly.
 //!
 //! Scratch memory of a thread: [`chain_scratch`](crate::chain_scratch).
 
 use rayon::prelude::*;
 
 use super::buffers::run_with_buffers;
+use super::factor::Factor;
 use super::gemm::Threads;
-use super::operand::Operand;
 use super::pack::Panels;
 use super::tiles::Tile;
 use crate::product::{CHAIN_COLUMNS, CHAIN_ROWS, chain_lines};
@@ -29,11 +29,11 @@ use crate::simd;
 pub fn add_in_order(
     out: &mut [f32],
     [lines, columns, depth]: [usize; 3],
-    left: Operand<'_>,
-    right: Operand<'_>,
+    left: Factor<'_>,
+    right: Factor<'_>,
     threads: Threads,
 ) {
-    let tile = Tile::of_processor(left.is_bf16() || right.is_bf16());
+    let tile = Tile::of_processor(left.is_bf16());
     add_in_tiles(tile, out, [lines, columns, depth], [left, right], threads);
 }
 
@@ -41,17 +41,20 @@ fn add_in_tiles(
     tile: Tile,
     out: &mut [f32],
     [lines, columns, depth]: [usize; 3],
-    [left, right]: [Operand<'_>; 2],
+    [left, right]: [Factor<'_>; 2],
     threads: Threads,
 ) {
     if lines == 0 || columns == 0 {
         return;
     }
     assert!(
-        out.len() == lines * columns && left.holds(lines, depth) && right.holds(columns, depth),
-        "operands of a product in order"
+        out.len() == lines * columns
+            && left.holds(lines, depth)
+            && right.holds(columns, depth)
+            && left.is_bf16() == right.is_bf16(),
+        "factors of a product in order"
     );
-    let [of_left, of_right] = tile.elements(left.is_bf16() || right.is_bf16());
+    let [of_left, of_right] = tile.elements(left.is_bf16());
     let at_once = match threads {
         Threads::One => 1,
         Threads::All => rayon::current_num_threads(),
@@ -100,7 +103,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::operand::Values;
+    use crate::cpu::factor::Values;
 
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
         let mut state = seed;
@@ -115,48 +118,70 @@ mod tests {
         values.iter().map(|value| bf16::from_f32(*value)).collect()
     }
 
-    /// The operand of values that lie step by step, in one of four ways: in f32 or bf16, step by step or line by line.
-    fn with_operand<R>(
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Kind {
+        F32,
+        Rounded,
+        Bf16,
+    }
+
+    /// The factor of values that lie step by step, or line by line.
+    fn with_factor<R>(
         values: &[f32],
         lines: usize,
-        (kept, by_line): (bool, bool),
-        run: impl FnOnce(Operand<'_>) -> R,
+        (kind, by_line): (Kind, bool),
+        run: impl FnOnce(Factor<'_>) -> R,
     ) -> R {
         let depth = values.len() / lines;
         let swapped: Vec<f32> = (0..values.len()).map(|index| values[index % depth * lines + index / depth]).collect();
         let values = if by_line { &swapped } else { values };
-        let kept = in_bf16(if kept { values } else { &[] });
-        let values = if kept.is_empty() { Values::F32(values) } else { Values::Bf16(&kept) };
-        run(if by_line { Operand::by_line(values, depth) } else { Operand::by_step(values, lines) })
+        let kept = in_bf16(values);
+        let values = match kind {
+            Kind::F32 => Values::F32(values),
+            Kind::Rounded => Values::Rounded(values),
+            Kind::Bf16 => Values::Bf16(&kept),
+        };
+        run(if by_line { Factor::by_line(values, depth) } else { Factor::by_step(values, lines) })
+    }
+
+    /// The number that a factor has in bf16.
+    fn rounded(value: f32) -> f32 {
+        let value = bf16::from_f32(value).to_f32();
+        if value.is_subnormal() { 0.0_f32.copysign(value) } else { value }
     }
 
     #[test]
     fn every_value_is_one_chain_of_multiply_adds_from_what_is_there() {
+        use Kind::{Bf16, F32, Rounded};
         for (depth, lines, columns) in [(1, 1, 1), (3, 5, 7), (70, 13, 33), (300, 97, 130), (257, 12, 32), (0, 4, 4)] {
-            let (left, right, before) =
+            let (mut left, mut right, before) =
                 (numbers(depth * lines, 1), numbers(depth * columns, 2), numbers(lines * columns, 3));
-            for layouts in [[false, false], [true, false], [false, true], [true, true]] {
-                for kept in [[false, false], [true, false], [false, true], [true, true]] {
-                    let bf16 = kept[0] || kept[1];
-                    let round = |value: f32| if bf16 { bf16::from_f32(value).to_f32() } else { value };
+            // Numbers that count as 0 in bf16, beside ones that would make something of them.
+            left.iter_mut().step_by(7).for_each(|value| *value = 5e-39);
+            left.iter_mut().step_by(11).for_each(|value| *value = -0.0);
+            right.iter_mut().step_by(5).for_each(|value| *value *= 1e37);
+            for by_line in [[false, false], [true, false], [false, true], [true, true]] {
+                for kinds in [[F32, F32], [Rounded, Rounded], [Rounded, Bf16], [Bf16, Rounded], [Bf16, Bf16]] {
+                    let bf16 = kinds[0] != F32;
                     let of = |index: usize| {
                         let (line, column) = (index / columns, index % columns);
                         (0..depth).fold(before[index], |sum, step| {
-                            let factors = [left[step * lines + line], right[step * columns + column]].map(round);
-                            factors[0].mul_add(factors[1], sum)
+                            let factors = [left[step * lines + line], right[step * columns + column]];
+                            let [left, right] = if bf16 { factors.map(rounded) } else { factors };
+                            left.mul_add(right, sum)
                         })
                     };
                     let expected: Vec<u32> = (0..before.len()).map(|index| of(index).to_bits()).collect();
                     for tile in [Tile::of_processor(bf16), Tile::of_processor(false), Tile::Narrow] {
                         let mut out = before.clone();
-                        with_operand(&left, lines, (kept[0], layouts[0]), |left| {
-                            with_operand(&right, columns, (kept[1], layouts[1]), |right| {
+                        with_factor(&left, lines, (kinds[0], by_line[0]), |left| {
+                            with_factor(&right, columns, (kinds[1], by_line[1]), |right| {
                                 let sizes = [lines, columns, depth];
                                 add_in_tiles(tile, &mut out, sizes, [left, right], Threads::All);
                             });
                         });
                         let found: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
-                        let what = format!("{tile:?}, {depth} deep, {lines} x {columns}, {layouts:?}, {kept:?}");
+                        let what = format!("{tile:?}, {depth} deep, {lines} x {columns}, {by_line:?}, {kinds:?}");
                         assert!(found == expected, "{what}");
                     }
                 }
@@ -171,15 +196,15 @@ mod tests {
         let (kept_left, kept_right) = (in_bf16(&left), in_bf16(&right));
         for (left, right) in [
             (Values::F32(&left), Values::F32(&right)),
-            (Values::F32(&left), Values::Bf16(&kept_right)),
+            (Values::Rounded(&left), Values::Bf16(&kept_right)),
             (Values::Bf16(&kept_left), Values::Bf16(&kept_right)),
         ] {
             let sums = |cuts: &[usize], threads| {
                 let mut out = vec![0.0; lines * columns];
                 let mut first = 0;
                 for end in cuts.iter().copied().chain([depth]) {
-                    let left = Operand::by_step(left.from(first * stride), stride);
-                    let right = Operand::by_step(right.from(first * columns), columns);
+                    let left = Factor::by_step(left.from(first * stride), stride);
+                    let right = Factor::by_step(right.from(first * columns), columns);
                     add_in_order(&mut out, [lines, columns, end - first], left, right, threads);
                     first = end;
                 }

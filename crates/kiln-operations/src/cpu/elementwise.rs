@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use rayon::prelude::*;
 
 use super::stored::{Stored, bf16, f16, tensor};
-use crate::{by_dtype, simd};
+use crate::simd;
 
 /// Values of a task.
 const CHUNK: usize = 1 << 14;
@@ -34,11 +34,14 @@ pub fn cast(x: FlexTensor, dtype: DType) -> FlexTensor {
         return x;
     }
     let values = x.to_contiguous();
-    by_dtype!(values.dtype(), E => {
-        by_dtype!(dtype, K => tensor(convert::<E, K>(values.storage()), values.shape()), else {
-            Flex::float_cast(values, dtype.into())
-        })
-    }, else Flex::float_cast(values, dtype.into()))
+    let shape = values.shape();
+    match (values.dtype(), dtype) {
+        (DType::F32, DType::BF16) => tensor(convert::<f32, bf16>(values.storage()), shape),
+        (DType::BF16, DType::F32) => tensor(convert::<bf16, f32>(values.storage()), shape),
+        (DType::F32, DType::F16) => tensor(convert::<f32, f16>(values.storage()), shape),
+        (DType::F16, DType::F32) => tensor(convert::<f16, f32>(values.storage()), shape),
+        _ => Flex::float_cast(values, dtype.into()),
+    }
 }
 
 simd! { fn add_values(sums: &mut [f32], others: &[f32]) {

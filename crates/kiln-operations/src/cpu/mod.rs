@@ -3,9 +3,9 @@
 pub mod buffers;
 pub mod chain;
 pub mod elementwise;
+pub mod factor;
 pub mod gemm;
 pub mod math;
-pub mod operand;
 mod pack;
 pub mod place;
 pub mod stored;

@@ -1,8 +1,8 @@
-//! Operands of a product, copied into panels: as many values for each step of the depth as a tile has lines or columns.
+//! Factors of a product, copied into panels: as many values for each step of the depth as a tile has lines or columns.
 
 use std::array::from_fn;
 
-use super::operand::{Operand, Values};
+use super::factor::{Factor, Values};
 use crate::simd;
 
 /// Packed panels, one after the other. The last one is filled with zeros.
@@ -42,11 +42,11 @@ impl Panels {
     }
 
     /// Copies `count` lines from `first` on, of `depth` steps from `step` on.
-    pub(super) fn pack(&mut self, operand: Operand<'_>, [first, step]: [usize; 2], [count, depth]: [usize; 2]) {
+    pub(super) fn pack(&mut self, factor: Factor<'_>, [first, step]: [usize; 2], [count, depth]: [usize; 2]) {
         let Self { size, element, .. } = *self;
         self.length = size * element.count(depth);
         self.values.resize(count.div_ceil(size) * self.length, 0);
-        let Operand { values, stride, by_line } = operand;
+        let Factor { values, stride, by_line } = factor;
         for (panel, line) in self.values.chunks_exact_mut(self.length).zip((0..count).step_by(size)) {
             let block = Block { stride, by_line, lines: size.min(count - line), size, depth };
             let values =
@@ -70,7 +70,7 @@ impl Panels {
     }
 }
 
-/// The values of a panel in an operand.
+/// The values of a panel in a factor.
 #[derive(Clone, Copy)]
 struct Block {
     stride: usize,
@@ -85,29 +85,35 @@ simd! { fn copied(panel: &mut [u32], values: &[u32], block: Block) {
 }}
 
 simd! { fn widened(panel: &mut [u32], values: &[u16], block: Block) {
-    pack(panel, values, block, 0, |[value]: [u16; 1]| u32::from(value) << 16);
+    pack(panel, values, block, 0, |[value]: [u16; 1]| upper_half(value));
 }}
 
 simd! { fn rounded(panel: &mut [u32], values: &[f32], block: Block) {
-    pack(panel, values, block, 0.0, |[value]: [f32; 1]| upper_half(value));
+    pack(panel, values, block, 0.0, |[value]: [f32; 1]| rounded_half(value));
 }}
 
 simd! { fn pairs(panel: &mut [u32], values: &[u16], block: Block, negative: bool) {
     let pad = if negative { 1 << 15 } else { 0 };
-    pack(panel, values, block, pad, |[first, second]: [u16; 2]| u32::from(first) << 16 | u32::from(second));
+    pack(panel, values, block, pad, |[first, second]: [u16; 2]| upper_half(first) | upper_half(second) >> 16);
 }}
 
 simd! { fn rounded_pairs(panel: &mut [u32], values: &[f32], block: Block, negative: bool) {
     let pad = if negative { -0.0 } else { 0.0 };
-    pack(panel, values, block, pad, |[first, second]: [f32; 2]| upper_half(first) | upper_half(second) >> 16);
+    pack(panel, values, block, pad, |[first, second]: [f32; 2]| rounded_half(first) | rounded_half(second) >> 16);
 }}
 
-/// The bits of a value rounded to the nearest bf16 number, and to even if two are equally near. NaN stays NaN.
+/// The bits of a bf16 number in f32. Numbers below the smallest normal one are 0, as the instruction for pairs reads them.
 #[inline(always)]
-fn upper_half(value: f32) -> u32 {
+fn upper_half(bits: u16) -> u32 {
+    u32::from(if bits & 0x7F80 == 0 { bits & 0x8000 } else { bits }) << 16
+}
+
+/// [`upper_half`] of a value rounded to the nearest bf16 number, and to even if two are equally near. NaN stays NaN.
+#[inline(always)]
+fn rounded_half(value: f32) -> u32 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
-    (if value.is_nan() { bits | 0x0040_0000 } else { rounded }) & 0xFFFF_0000
+    upper_half(((if value.is_nan() { bits | 0x0040_0000 } else { rounded }) >> 16) as u16)
 }
 
 /// Packs a panel, of whose elements each has `K` steps.

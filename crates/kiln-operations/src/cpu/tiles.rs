@@ -33,7 +33,7 @@ impl Tile {
         if self == Self::Narrow { 16 } else { 32 }
     }
 
-    /// The elements of the left and the right operand, for values in f32 or in `bf16`.
+    /// The elements of the left and the right factor, for values in f32 or in `bf16`.
     pub(super) fn elements(self, bf16: bool) -> [Element; 2] {
         match (self, bf16) {
             (Self::Pairs, _) => [false, true].map(|negative| Element::Pair { negative }),
@@ -42,7 +42,7 @@ impl Tile {
         }
     }
 
-    /// Adds the products of packed operands to `out`, whose lines are `stride` values apart. `sizes`: lines and columns.
+    /// Adds the products of packed factors to `out`, whose lines are `stride` values apart. `sizes`: lines and columns.
     pub(super) fn add(self, out: &mut [f32], stride: usize, [left, right]: [&Panels; 2], sizes: [usize; 2]) {
         match self {
             Self::Pairs => pair_tiles(out, stride, left, right, sizes),
@@ -55,7 +55,7 @@ impl Tile {
 /// Whether this processor multiplies pairs of bf16 values.
 pub(crate) fn has_pairs() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+    return is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
     #[cfg(not(target_arch = "x86_64"))]
     return false;
 }
@@ -134,16 +134,17 @@ impl Multiply<12, 32> for Pair {
     /// The first product of a pair is added before the second.
     #[allow(unsafe_code)]
     fn add(tile: &mut [[f32; 32]; 12], left: &[Self], right: &[Self]) {
+        debug_assert!(has_pairs());
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the tile of pairs is chosen if the processor has the instructions.
+        // SAFETY: [`Tile::Pairs`] is chosen by `of_processor` alone, if the processor has the instructions.
         return unsafe { add_pairs(tile, left, right) };
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (tile, left, right);
     }
 }
 
-/// The instruction adds the product of the upper halves first; each product is exact and each sum rounded to nearest, as Intel's manual has it
-/// and a test shows.
+/// The instruction adds the product of the upper halves first. Each product is exact, each sum is rounded to nearest, and sums below the
+/// smallest normal number are 0, as Intel's manual has it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 #[target_feature(enable = "avx512f,avx512bf16")]

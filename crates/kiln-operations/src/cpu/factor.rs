@@ -1,11 +1,11 @@
-//! Operands of products in order.
+//! Factors of products in order.
 
 use half::bf16;
 
-/// The values of an operand.
+/// The values of a factor. Of two factors, both are in f32 or both in bf16.
 #[derive(Clone, Copy)]
 pub enum Values<'a> {
-    /// Values in f32. Beside an operand in bf16 they are rounded to bf16.
+    /// Values in f32.
     F32(&'a [f32]),
     /// Values in f32 that are rounded to bf16.
     Rounded(&'a [f32]),
@@ -38,22 +38,22 @@ impl Values<'_> {
     }
 }
 
-/// An operand of a product: for each line of the result, or each column, as many values as the product is deep.
+/// A factor of a product: for each line of the result, or each column, as many values as the product is deep.
 #[derive(Clone, Copy)]
-pub struct Operand<'a> {
+pub struct Factor<'a> {
     pub(super) values: Values<'a>,
     pub(super) stride: usize,
     /// Whether the values of a line are neighbours. Otherwise those of a step of the depth are.
     pub(super) by_line: bool,
 }
 
-impl<'a> Operand<'a> {
-    /// An operand whose lines have neighbouring values and are `stride` values apart.
+impl<'a> Factor<'a> {
+    /// A factor whose lines have neighbouring values and are `stride` values apart.
     pub fn by_line(values: Values<'a>, stride: usize) -> Self {
         Self { values, stride, by_line: true }
     }
 
-    /// An operand whose steps have neighbouring values, one of each line, and are `stride` values apart.
+    /// A factor whose steps have neighbouring values, one of each line, and are `stride` values apart.
     pub fn by_step(values: Values<'a>, stride: usize) -> Self {
         Self { values, stride, by_line: false }
     }
