@@ -17,10 +17,19 @@ use crate::operation::{Computed, KernelBackend, Operation};
 /// assert_eq!(kiln_operations::read_parameter(weight, DType::BF16).dtype(), DType::BF16);
 /// ```
 pub fn read_parameter<const D: usize>(parameter: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if !crate::adds_in_order() || parameter.dtype() == dtype {
+    if parameter.dtype() == dtype || !(crate::adds_in_order() || is_on_cpu(&parameter)) {
         return parameter.cast(dtype);
     }
     Tensor::from_dispatch(run(ReadAs(dtype), vec![parameter.into_dispatch()]).remove(0))
+}
+
+/// Whether a tensor without a graph is on burn's CPU device, where [the operation](KernelBackend::cast) is faster than burn's.
+fn is_on_cpu<const D: usize>(_tensor: &Tensor<D>) -> bool {
+    #[cfg(feature = "flex")]
+    return !_tensor.device().is_autodiff()
+        && matches!(_tensor.device().as_dispatch(), burn::backend::DispatchDevice::Flex(_));
+    #[cfg(not(feature = "flex"))]
+    return false;
 }
 
 #[derive(Clone, Copy, Debug)]

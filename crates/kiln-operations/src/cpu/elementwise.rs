@@ -115,6 +115,23 @@ mod tests {
     }
 
     #[test]
+    fn views_are_read_as_they_are() {
+        for dtype in [DType::F32, DType::BF16] {
+            let matrix = numbers(3 * 50, dtype).reshape(Shape::new([3, 50]));
+            let swapped = matrix.clone().with_layout(matrix.layout().transpose(0, 1));
+            let part = Flex::float_slice(matrix.clone(), &[(1..3).into(), (5..45).into()]);
+            for view in [swapped, part] {
+                for to in [DType::F32, DType::BF16] {
+                    let (own, expected) = (cast(view.clone(), to), Flex::float_cast(view.clone(), to.into()));
+                    assert_eq!(data(own.to_contiguous()), data(expected.to_contiguous()));
+                }
+                let (own, expected) = (add(view.clone(), view.clone()), Flex::float_add(view.clone(), view.clone()));
+                assert_eq!(data(own.to_contiguous()), data(expected.to_contiguous()));
+            }
+        }
+    }
+
+    #[test]
     fn a_sum_is_written_over_a_summand_that_nobody_else_has() {
         let [a, b] = [1, 2].map(|_| numbers(5, DType::BF16));
         let (first, kept) = (b.bytes().as_ptr(), a.clone());
