@@ -125,60 +125,69 @@ fn pack<T: Copy, const K: usize>(
     pad: T,
     element: impl Fn([T; K]) -> u32,
 ) {
-    // Loops of a known length are vectorised.
+    if block.lines < block.size {
+        panel.fill(0);
+    }
     match block.size {
-        12 if block.lines == 12 => pack_lines::<T, K, 12>(panel, values, Block { lines: 12, ..block }, pad, element),
-        32 if block.lines == 32 => pack_lines::<T, K, 32>(panel, values, Block { lines: 32, ..block }, pad, element),
-        6 if block.lines == 6 => pack_lines::<T, K, 6>(panel, values, Block { lines: 6, ..block }, pad, element),
-        12 => pack_lines::<T, K, 12>(panel, values, block, pad, element),
-        32 => pack_lines::<T, K, 32>(panel, values, block, pad, element),
-        6 => pack_lines::<T, K, 6>(panel, values, block, pad, element),
-        _ => pack_lines::<T, K, 16>(panel, values, block, pad, element),
+        _ if block.by_line => pack_lines(panel, values, block, pad, element),
+        // Loops of a known length are vectorised.
+        12 if block.lines == 12 => pack_steps::<T, K, 12>(panel, values, block, pad, element),
+        32 if block.lines == 32 => pack_steps::<T, K, 32>(panel, values, block, pad, element),
+        6 if block.lines == 6 => pack_steps::<T, K, 6>(panel, values, block, pad, element),
+        16 if block.lines == 16 => pack_steps::<T, K, 16>(panel, values, block, pad, element),
+        size => {
+            for (index, packed) in panel.chunks_exact_mut(size).enumerate() {
+                for (line, packed) in packed[..block.lines].iter_mut().enumerate() {
+                    let of_step = |step| (step < block.depth).then(|| values[step * block.stride + line]);
+                    *packed = element(from_fn(|step| of_step(K * index + step).unwrap_or(pad)));
+                }
+            }
+        }
     }
 }
 
+/// Packs all lines of a panel, whose steps have neighbouring values.
 #[inline(always)]
-fn pack_lines<T: Copy, const K: usize, const SIZE: usize>(
+fn pack_steps<T: Copy, const K: usize, const SIZE: usize>(
     panel: &mut [u32],
     values: &[T],
-    Block { stride, by_line, lines, depth, .. }: Block,
+    Block { stride, depth, .. }: Block,
+    pad: T,
+    element: impl Fn([T; K]) -> u32,
+) {
+    for (index, packed) in panel.as_chunks_mut::<SIZE>().0.iter_mut().enumerate() {
+        let rows: [[T; SIZE]; K] = from_fn(|step| {
+            let row = (K * index + step < depth).then(|| values[(K * index + step) * stride..].first_chunk::<SIZE>());
+            row.flatten().copied().unwrap_or([pad; SIZE])
+        });
+        for line in 0..SIZE {
+            packed[line] = element(from_fn(|step| rows[step][line]));
+        }
+    }
+}
+
+/// Packs the lines of a panel, which have neighbouring values.
+#[inline(always)]
+fn pack_lines<T: Copy, const K: usize>(
+    panel: &mut [u32],
+    values: &[T],
+    Block { stride, lines, size, depth, .. }: Block,
     pad: T,
     element: impl Fn([T; K]) -> u32,
 ) {
     /// Elements of a line that are packed before those of the next line.
     const RUN: usize = 16;
-    if lines < SIZE {
-        panel.fill(0);
-    }
-    let panel = panel.as_chunks_mut::<SIZE>().0;
-    if !by_line {
-        let filled = [pad; SIZE];
-        for (index, packed) in panel.iter_mut().enumerate() {
-            let row = |step: usize| values.get((K * index + step) * stride..).filter(|_| K * index + step < depth);
-            let rows: [Option<&[T; SIZE]>; K] = from_fn(|step| row(step).and_then(|row| row.first_chunk()));
-            if let (true, [Some(_), ..]) = (lines == SIZE, &rows[..]) {
-                let rows = rows.map(|row| row.unwrap_or(&filled));
-                for line in 0..SIZE {
-                    packed[line] = element(from_fn(|step| rows[step][line]));
-                }
-                continue;
-            }
-            for (line, packed) in packed.iter_mut().enumerate().take(lines) {
-                *packed = element(from_fn(|step| row(step).map_or(pad, |row| row[line])));
-            }
-        }
-        return;
-    }
-    for (run, packed) in panel.chunks_mut(RUN).enumerate() {
+    for (run, packed) in panel.chunks_mut(RUN * size).enumerate() {
         let first = run * RUN * K;
         for line in 0..lines {
             let values = &values[line * stride + first..][..(RUN * K).min(depth - first)];
             let (whole, rest) = values.as_chunks::<K>();
-            for (packed, values) in packed.iter_mut().zip(whole) {
-                packed[line] = element(*values);
+            let mut packed = packed[line..].iter_mut().step_by(size);
+            for (values, packed) in whole.iter().zip(packed.by_ref()) {
+                *packed = element(*values);
             }
-            if let (Some(packed), false) = (packed.get_mut(whole.len()), rest.is_empty()) {
-                packed[line] = element(from_fn(|step| rest.get(step).copied().unwrap_or(pad)));
+            if let (Some(packed), false) = (packed.next(), rest.is_empty()) {
+                *packed = element(from_fn(|step| rest.get(step).copied().unwrap_or(pad)));
             }
         }
     }
