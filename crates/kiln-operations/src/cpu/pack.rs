@@ -129,6 +129,8 @@ fn pack<T: Copy, const K: usize>(
         panel.fill(0);
     }
     match block.size {
+        12 if block.by_line => pack_lines(panel, values, Block { size: 12, ..block }, pad, element),
+        32 if block.by_line => pack_lines(panel, values, Block { size: 32, ..block }, pad, element),
         _ if block.by_line => pack_lines(panel, values, block, pad, element),
         // Loops of a known length are vectorised.
         12 if block.lines == 12 => pack_steps::<T, K, 12>(panel, values, block, pad, element),
@@ -182,11 +184,10 @@ fn pack_lines<T: Copy, const K: usize>(
         for line in 0..lines {
             let values = &values[line * stride + first..][..(RUN * K).min(depth - first)];
             let (whole, rest) = values.as_chunks::<K>();
-            let mut packed = packed[line..].iter_mut().step_by(size);
-            for (values, packed) in whole.iter().zip(packed.by_ref()) {
-                *packed = element(*values);
+            for (packed, values) in packed.chunks_exact_mut(size).zip(whole) {
+                packed[line] = element(*values);
             }
-            if let (Some(packed), false) = (packed.next(), rest.is_empty()) {
+            if let (Some(packed), false) = (packed.get_mut(whole.len() * size + line), rest.is_empty()) {
                 *packed = element(from_fn(|step| rest.get(step).copied().unwrap_or(pad)));
             }
         }
